@@ -115,3 +115,13 @@ def way_of(fitted: Fitted, change: Change) -> str:
     if "length" not in uses or any(seen.limit for seen in fitted.scenario.rows.seen):
         return words
     return f"{words} (if max_tokens tells how long an answer will be; the log has no max_tokens)"
+
+
+def switch_for(fitted: Fitted, change: Change) -> str:
+    """Return the command that tests a change on live traffic, at the server or a queue before it; "" if no named policy does."""
+    now, then = fitted.scenario.policies[0].name, chosen_of(fitted, change).name
+    if "policy" not in fitted.kind.flags:
+        now, then = "dynamic", f"dynamic+{change.get('order')}"
+    loops, orders = policies.names(), ["", *policies.order_names()]
+    named = all(loop in loops and order in orders for loop, _, order in (now.partition("+"), then.partition("+")))
+    return f"./eb switch URL {now} {then}" if named and change.keys() <= {"loop", "order"} else ""

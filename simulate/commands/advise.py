@@ -15,7 +15,7 @@ from rich.console import Console
 
 from client.flags import LOCAL, PORT, at_port, base_url, is_address
 from costs.cost import Cost
-from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, way_of
+from simulate.advise.changes import Change, changes_of, chosen_of, own_change, serve, switch_for, way_of
 from simulate.advise.search import DRAWS, LEAST, MET, Search, figures_of, growth
 from simulate.best import regret
 from simulate.commands.arguments import Sections
@@ -77,12 +77,16 @@ def run(args: Values, console: Console) -> dict[str, Any]:
     with counted(console, None, "simulations") as progress:
         search = Search(fitted, limits, lambda: progress(next(done)))
         advice = search.best(changes_of(fitted), own)
-    show(console, search, advice)
+    test = show(console, search, advice)
     file = args.advice.with_suffix(".fit.json").absolute()
     fits.save(file, fitted)
-    result = {"limits": limits, "served": search.served, "advice": advice, "failed": search.failed, "fit": str(file)}
+    result = {
+        "limits": limits, "served": search.served, "advice": advice, "failed": search.failed, "fit": str(file), "test": test,
+    }  # fmt: skip
     args.advice.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     say(console, f"written. After a change: ./eb advise --check NEWLOG --applied NUMBER --advice {args.advice}")
+    if test:
+        say(console, f"to test it on live traffic: {test}")
     return result
 
 
@@ -121,8 +125,8 @@ def limits_of(text: str | None) -> dict[str, float]:
     return limits
 
 
-def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None:
-    """Print what was served, each change with its interval, how to apply it, and the distance to the bound."""
+def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> str:
+    """Print what was served, each change, how to apply it, and the bound; return how to test the first that helps, or ""."""
     fitted, goal = search.fitted, search.names[0]
     rows = [("as served, simulated", "", search.served)]
     if fitted.scenario.rows == fitted.log.trace:  # and not those of --trace
@@ -144,6 +148,7 @@ def show(console: Console, search: Search, advice: list[dict[str, Any]]) -> None
         say(console, f"left out: {name}: {why}")
     scheduler = fitted.scenario.engine.scheduler(fitted.scenario.policies[0])
     say(console, f"as served: {regret.sentence(regret.of(serve(fitted, {}), fitted.scenario.cost, scheduler))}")
+    return next(filter(None, (switch_for(fitted, each["change"]) for each in better)), "")
 
 
 def check(args: Values, console: Console) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from integrations.queue.menu import Menu
 from integrations.vllm.serve import TESTED
 from integrations.vllm.serve import main as serve_vllm
 from simulate.__main__ import main
-from simulate.advise.changes import Change, changes_of, own_change, serve, way_of
+from simulate.advise.changes import Change, changes_of, own_change, serve, switch_for, way_of
 from simulate.advise.search import Search
 from simulate.commands import advise
 from simulate.engines import known
@@ -170,6 +170,20 @@ def test_a_foreign_server_gets_a_queue_and_this_one_a_policy() -> None:
     assert way_of(two, {"slots": 4}) == "--max-num-seqs 2"  # of each engine
 
 
+def test_what_switches_a_named_policy_can_be_tested_on_live_traffic(tmp_path: Path) -> None:
+    """At a server of ours, and at a queue before another."""
+    (tmp_path / "mine.py").write_text(NEWEST_FIRST)
+    own = str(tmp_path / "mine.py")
+    ours, foreign = fitted_to(short_long(0.05), name="ours", flags={"policy": "{}"}), fitted_to(short_long(0.05))
+    assert switch_for(ours, {"order": "sjf"}) == "./eb switch URL chunked chunked+sjf"
+    assert switch_for(ours, {"loop": "dynamic"}) == "./eb switch URL chunked dynamic"
+    assert switch_for(foreign, {"order": "sjf"}) == "./eb switch URL dynamic dynamic+sjf"
+    for fitted in (ours, foreign):
+        assert switch_for(fitted, {"order": own}) == switch_for(fitted, {"slots": 4}) == ""
+        assert switch_for(fitted, {"replicas": 2, "router": "least-loaded"}) == ""
+    assert switch_for(foreign, {"loop": "static"}) == ""
+
+
 @pytest.mark.parametrize("kind", known.KINDS.values(), ids=known.names())
 def test_each_printed_command_is_taken_by_the_command_that_it_names(
     kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -234,6 +248,9 @@ def test_the_advice_has_what_was_measured_and_how_to_apply_each_change(run: Run,
     assert max(map(len, table.splitlines()[-10:])) <= 80
     assert "./eb queue dynamic+sjf --upstream URL" in text
     assert "lower bound" in text
+    test = json.loads((tmp_path / "advice.json").read_text())["test"]
+    assert test.startswith("./eb switch URL dynamic dynamic+")
+    assert flat(text).endswith(f"to test it on live traffic: {test}")
     assert len(json.loads((tmp_path / "advice.json").read_text())["advice"]) <= 6
 
 
@@ -249,6 +266,7 @@ def test_where_nothing_helps_the_command_says_so(run: Run) -> None:
     code, text = run(fitted_to(short_long(30.0), name="tgi"))
     assert code == 0
     assert "no change improves the mean latency" in text
+    assert "live traffic" not in text
 
 
 def test_a_policy_of_the_users_own_that_breaks_a_law_is_named(run: Run, tmp_path: Path) -> None:
