@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -210,7 +209,7 @@ def test_a_lease_by_the_api(client: FlaskClient) -> None:
     assert put("dynamic").status_code == 200
 
 
-def test_the_page_is_told_of_a_lease_and_of_what_its_holder_found(client: FlaskClient) -> None:
+def test_only_the_holder_of_a_lease_shows_what_it_found(client: FlaskClient) -> None:
     def receipt(lease: str, lines: Any) -> int:
         return client.post("/policy/receipt", json={"lease": lease, "lines": lines}).status_code
 
@@ -222,15 +221,6 @@ def test_the_page_is_told_of_a_lease_and_of_what_its_holder_found(client: FlaskC
         assert receipt(lease, wrong) == 400
     client.delete("/policy/lease")
     assert receipt(lease, [["take B"]]) == 409
-    found = client.get("/events?detail=1&last=9").response
-    text = b""
-    while text.count(b"event: policy") < 2:
-        text += next(iter(found))
-    told = [json.loads(line[6:]) for line in text.decode().splitlines() if line.startswith("data: ")]
-    receipts = [each["lines"] for each in told if "lines" in each]
-    assert receipts == [[["what", "A"], ["E2E mean", "1"], ["take B"]]]
-    leased = [(each["policy"], each["leased"]) for each in told if "leased" in each]
-    assert leased == [("nobatch", True), ("dynamic", False)]
 
 
 def test_what_was_served_by_which_policy(client: FlaskClient) -> None:
