@@ -47,7 +47,13 @@ LOOK_EVERY = 0.1  # seconds
 SWITCH_SECONDS = 3.0  # vLLM looks for another policy four times a second, but only while it has requests
 PIECE, KEPT = 1 << 20, 256  # bytes read at once, and remembered to tell whether the file is still the same
 NONE = cast(Any, None)
-CHANGES = ("/policy", "/policy/lease", "/policy/receipt", "/web/markdown", "/what-if")  # that are served although their method is not GET
+CHANGES = (
+    "/policy",
+    "/policy/lease",
+    "/policy/receipt",
+    "/web/markdown",
+    "/what-if",
+)  # that are served although their method is not GET
 HINTS = {"client", "priority", "open_ended", "adapter", "session", "program", "constrained"}
 
 
