@@ -136,6 +136,10 @@ class Config:
     host: str = setting("0.0.0.0", "address to listen on", HOST)
     port: int = setting(8500, "port to listen on", Number(1, 65535))
     max_connections: int = setting(0, "maximum open sockets; 0: queue and batch size plus 544", Number(0, 1 << 20))
+    front_ends: int = setting(
+        0, "processes that read requests and write answers for the one that computes, where one processor for HTTP is too "
+        "little; 0: that process does both", Number(0, 64)
+    )  # fmt: skip
     receive_timeout: float = setting(
         10.0, "maximum seconds to wait for the next byte of a request, then the connection is closed",
         seconds(0.1, 3600)
@@ -187,6 +191,8 @@ class Config:
         self.adapters  # noqa: B018  it raises
         if self.pinned_prefixes and (self.evict != "lru" or not self.prefix_cache):
             raise ConfigError("--pinned-prefixes never evicts. Leave out --evict and --prefix-cache, or it")
+        if self.front_ends and self.dedup != "off":
+            raise ConfigError("--front-ends compute each request. Leave out --dedup, or them")
         if self.max_connections and self.max_connections < self.threads:
             raise ConfigError(
                 f"--max-connections is {self.max_connections:,}, but --max-queue {self.max_queue:,} and "

@@ -235,6 +235,10 @@ def start_generation(
     options["temperature"] = 0.0 if temperature < GREEDY_BELOW else min(temperature, HIGHEST_TEMPERATURE)
     inferences: list[Inference] = []
     context: RequestContext = g.context
+    limit, own = math.inf if context.is_background else service.config.request_timeout, request.timeout_s
+    if own is not None and own >= limit:
+        own = None
+    context.ends_early = own is not None
     for prompt, length in zip(request.prompts, lengths):
         seed = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
         for j in range(request.n):
@@ -245,9 +249,6 @@ def start_generation(
                 )
             )  # fmt: skip
     engine.manager.enqueue_all(inferences)
-    limit, own = math.inf if context.is_background else service.config.request_timeout, request.timeout_s
-    if own is not None and own >= limit:
-        own = None
     ends_at = inferences[0].sequence.arrived_at + (own or limit)
     generation = Generation(request, inferences, wakeup, limit, own, ends_at, seed, ticket)
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:

@@ -30,9 +30,14 @@ SILENT_SECONDS = 10.0  # between two heartbeats of a worker, which has one in ea
 _config = settings.load().config
 # Created in the master, so that its workers share them.
 _restart_limiter, _handover, _device_error = RestartLimiter(), handover.shared(), mmap.mmap(-1, 1024)
+_channel: Any = None  # of a server with front ends
+if _config.front_ends:
+    from launch.front_ends.channel import Channel
+
+    _channel = Channel(_config.front_ends)
 
 bind = _config.address
-workers = 1
+workers = 1 + _config.front_ends
 worker_class = "launch.worker.worker.Worker"
 threads = _config.threads
 worker_connections = _config.connections
@@ -53,7 +58,7 @@ def on_starting(server: Any) -> None:
     gc.enable()
     logging.getLogger("gunicorn.error").addFilter(_is_worth_logging)
     cfg = server.cfg
-    own = cfg.workers == 1 and not cfg.preload_app and cfg.worker_class_str == worker_class
+    own = cfg.workers == workers and not cfg.preload_app and cfg.worker_class_str == worker_class
     if not own or cfg.threads < threads or cfg.worker_connections < worker_connections:
         banner.fail(
             f"GUNICORN_CMD_ARGS changes the worker, or leaves fewer than {threads} threads or {worker_connections} "
@@ -117,9 +122,20 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return text not in ending and not text.endswith("exited with code 3.")
 
 
+def pre_fork(server: Any, worker: Any) -> None:
+    """Decide which worker is the engine's process."""
+    if _channel is not None:
+        _channel.cast(worker, server.WORKERS.values())
+
+
 def post_worker_init(worker: Any) -> None:
     """Start the engine in the worker process."""
-    EngineProcess(worker, _handover, _restart_limiter, _device_error).start()
+    kind = EngineProcess
+    if _channel is not None:
+        from launch.front_ends.process import ComputingProcess, FrontProcess
+
+        kind = FrontProcess if worker.number else ComputingProcess
+    kind(worker, _handover, _restart_limiter, _device_error).start()
 
 
 def worker_exit(server: Any, worker: Any) -> None:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from generate.runner import Runner
     from models.network import Network
     from models.sources.resolved import ResolvedModel
+    from models.text.tokenizer import Tokenizer
 
 # Shares of the usual pages and of the rows in a launch, tried in turn until a GPU's memory suffices.
 SMALLER = ((1.0, 1.0), (0.5, 1.0), (0.25, 1.0), (0.25, 0.25), (0.1, 0.1))
@@ -69,7 +70,6 @@ def _load(config: Config, slots: int, share: float, loading: Stages) -> Parts:
     from generate import machine, quantize
     from generate.cpu.linear import linear_name
     from models import sampling_defaults, weights
-    from models.text.tokenizer import load_tokenizer
 
     resolved = _resolved(config)
     device = machine.choose_device(config.device)
@@ -82,7 +82,7 @@ def _load(config: Config, slots: int, share: float, loading: Stages) -> Parts:
     quantize.check(config.quantize, dtype, device)
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, dtype, device)
     threads = machine.use_threads(config.compute_threads)
-    tokenizer = load_tokenizer(resolved, config.tokenizer_file or None)
+    tokenizer = tokenizer_of(config, resolved)
     sampling = sampling_defaults.read(resolved.path)
     model = weights.load(
         resolved, dtype, as_blocks=quantize.kept_kinds(config.quantize, resolved),
@@ -212,11 +212,18 @@ def warm_up(model: Model, rows: int = 1, steps: int = 2) -> float:
     return rows * steps / (time.perf_counter() - began)
 
 
+def tokenizer_of(config: Config, resolved: ResolvedModel | None = None) -> Tokenizer:
+    """Load the tokenizer of the configured model, or what stands in for that of a mock model."""
+    from models.text.tokenizer import load_stand_in, load_tokenizer
+
+    if mock.is_mock(config.model):
+        return load_stand_in(config.tokenizer_file or None, downloads=not (config.demo or config.lab))
+    return load_tokenizer(resolved or _resolved(config), config.tokenizer_file or None)
+
+
 def load_mock(config: Config, slots: int) -> Parts:
     """Load a mock model, which takes the time of a cost model and needs neither weights nor torch."""
-    from models.text.tokenizer import load_stand_in
-
-    tokenizer = load_stand_in(config.tokenizer_file or None, downloads=not (config.demo or config.lab))
+    tokenizer = tokenizer_of(config)
     end = next(iter(tokenizer.eos_ids), None)
     model = mock.load(config.model, ids=tokenizer.whole_texts(), end=end, context=config.mock_context)
     return Parts(

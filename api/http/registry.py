@@ -48,7 +48,7 @@ class RequestContext:
         self.request_timeout = math.inf
         self.gone = False
         self.left = not has_client
-        self.streams = False
+        self.streams = self.ends_early = False
         self.watched: int | None = None
 
     @property
@@ -108,6 +108,19 @@ class RequestRegistry:
                 place.is_claimed = True
         return context
 
+    def expect(self, id: str) -> str:
+        """Return the name of a request that another process has accepted; `on_arrival` or `drop` follows."""
+        context = self.enter(id, has_client=False)
+        self._of[context.name] = context
+        return context.name
+
+    def drop(self, name: str) -> None:
+        """Forget an expected request that was refused."""
+        with self._lock:
+            context = self._of.pop(name)
+            del self._open[name]
+            self._forget(context.id, name)
+
     def rename(self, context: RequestContext, id: str) -> None:
         """Change the id of a request to the one in its body."""
         with self._lock:
@@ -118,7 +131,7 @@ class RequestRegistry:
     def on_arrival(self, inference: Inference) -> None:
         """Assign an accepted inference to the current request, or to one of its own; called in the sender's thread."""
         current: RequestContext | None = g.get("context") if has_request_context() else None
-        context = current or self.enter(inference.id, has_client=False)
+        context = current or self._of.get(inference.id) or self.enter(inference.id, has_client=False)
         with self._lock:
             self._of[inference.id] = context
             context.running += 1

@@ -47,6 +47,9 @@ class EngineProcess:
         self._show_status(terminal)
         self._service.completer.start()
         self._service.socket_writer.start()
+        self._load()
+
+    def _load(self) -> None:
         self._worker.app.callable.extensions["start"](self._give_up, self._end, self._begin)
 
     def _avoid_failed_kernels(self) -> None:
@@ -74,8 +77,12 @@ class EngineProcess:
             status_line.start(terminal, service.meters, lambda: service.engine)
 
     def _begin(self) -> None:
-        """Answer the requests of the engine before, and keep Python's threads on one processor, where that is possible."""
+        """Answer the requests of the engine before."""
         self._worker.method_queue.defer(self._worker.adopt)
+        self._use_one_core()
+
+    def _use_one_core(self) -> None:
+        """Keep Python's threads on one processor, where that is possible."""
         # Not before: a model is loaded, and its threads are counted, on all processors.
         cores()
         # What OneCore raises where it is not supported, such as on macOS.

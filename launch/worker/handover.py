@@ -20,29 +20,42 @@ FRAMING = ("CONTENT-LENGTH", "EXPECT", "TRANSFER-ENCODING")  # of a body that wa
 class Handover:
     """Made in the master, so that its workers share it; `keep` may be called in any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: bool = True) -> None:
         self._old, self._new = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._old.setblocking(waits)
         self._new.setblocking(False)  # Python 3.11's recv_fds ignores flags
-        self._kept: list[tuple[socket.socket, str]] = []
+        self._kept: list[tuple[socket.socket, str | int]] = []
 
     def keep(self, req: Any, client: socket.socket, body: bytes) -> None:
         """Keep gunicorn's request `req`; from now on, this worker must not use its socket."""
-        fields = [f"{name}: {value}" for name, value in req.headers if name not in FRAMING]
-        first = f"{req.method} {req.uri} HTTP/{req.version[0]}.{req.version[1]}"
-        head = "\r\n".join([first, *fields, f"Content-Length: {len(body)}", "", ""])
-        self._kept.append((client, head + body.decode("latin-1")))
+        self._kept.append((client, written(req, body)))
 
     def send(self) -> None:
         """Send what was kept to the next worker, which may not exist yet."""
         for first in range(0, len(self._kept), MOST):
-            clients, requests = zip(*self._kept[first : first + MOST])
-            with tempfile.TemporaryFile("w") as file:  # a message is too short for bodies
-                json.dump(requests, file)
-                file.flush()
-                socket.send_fds(self._old, [b"\0"], [file.fileno(), *(client.fileno() for client in clients)])
+            self._send(self._kept[first : first + MOST])
 
-    def receive(self) -> Iterator[tuple[socket.socket, bytes]]:
-        """Yield the sockets and requests that were sent."""
+    def pass_on(self, sock: socket.socket, what: str | int) -> bool:
+        """Send one socket now, with a request or a number; return False if too many are on their way."""
+        try:
+            self._send([(sock, what)])
+        except BlockingIOError:
+            return False
+        return True
+
+    def _send(self, pairs: list[tuple[socket.socket, str | int]]) -> None:
+        socks, requests = zip(*pairs)
+        with tempfile.TemporaryFile("w") as file:  # a message is too short for bodies
+            json.dump(requests, file)
+            file.flush()
+            socket.send_fds(self._old, [b"\0"], [file.fileno(), *(sock.fileno() for sock in socks)])
+
+    def fileno(self) -> int:
+        """Return what is readable when something was sent."""
+        return self._new.fileno()
+
+    def receive(self) -> Iterator[tuple[socket.socket, bytes | int]]:
+        """Yield the sockets that were sent, each with its request or number."""
         while True:
             try:
                 numbers = socket.recv_fds(self._new, 1, MOST + 1)[1]
@@ -52,7 +65,15 @@ class Handover:
                 file.seek(0)
                 requests = json.load(file)
             for number, request in zip(numbers[1:], requests):
-                yield socket.socket(fileno=number), request.encode("latin-1")
+                yield socket.socket(fileno=number), request if isinstance(request, int) else request.encode("latin-1")
+
+
+def written(req: Any, body: bytes) -> str:
+    """Return gunicorn's request, whose body was read, as it is sent over HTTP."""
+    fields = [f"{name}: {value}" for name, value in req.headers if name not in FRAMING]
+    first = f"{req.method} {req.uri} HTTP/{req.version[0]}.{req.version[1]}"
+    head = "\r\n".join([first, *fields, f"Content-Length: {len(body)}", "", ""])
+    return head + body.decode("latin-1")
 
 
 @cache

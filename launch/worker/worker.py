@@ -56,6 +56,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     _was_exhausted = False
     _needs_room = False
     handover: Handover  # set by `EngineProcess`
+    exchange = Exchange
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -74,7 +75,8 @@ class Worker(ThreadWorker):  # type: ignore[misc]
             super().handle_exit(sig, frame)
         elif not service.draining:
             service.draining = True
-            threading.Thread(target=self._drain, args=(service, sig), name="drain", daemon=True).start()
+            arguments = (service, sig, self.cfg.graceful_timeout)
+            threading.Thread(target=self._drain, args=arguments, name="drain", daemon=True).start()
 
     def handle_quit(self, sig: int, frame: Any) -> None:
         """Answer all open requests with an error at once, and exit."""
@@ -92,9 +94,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         """The app's service; None before the app is created."""
         return getattr(getattr(self, "wsgi", None), "extensions", {}).get("service")
 
-    def _drain(self, service: Any, sig: int) -> None:
+    def _drain(self, service: Any, sig: int, seconds: float) -> None:
         """End the open requests before gunicorn kills the worker, and exit."""
-        drain(service, self.cfg.graceful_timeout)
+        drain(service, seconds)
         super().handle_exit(sig, None)
 
     def accept(self, listener: Any) -> None:
@@ -123,7 +125,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
                 self._waiting.append(conn)
                 self._dispatch_waiting()
             else:
-                self.tpool.submit(self._serve, conn)
+                self.dispatch(conn)
             return
         config = self.service.config
         if not connections.LIMITS_ARE_INHERITED:
@@ -133,6 +135,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self.pending_conns.append(conn)
         readable = partial(self.on_pending_socket_readable, conn)
         self.poller.register(conn.sock, selectors.EVENT_READ, readable)
+
+    def dispatch(self, conn: TConn) -> None:
+        """Hand a connection to a thread, whose request needs no place."""
+        self.tpool.submit(self._serve, conn)
 
     def murder_pending(self) -> None:
         """Close connections that have been silent for too long, and the longest idle one if there is no room for another.
@@ -249,16 +255,21 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def adopt(self) -> None:
         """Answer the requests that the previous worker has handed over; called in the main thread."""
         for client, request in self.handover.receive():
-            try:
-                conn = TConn(self.cfg, client, client.getpeername(), client.getsockname())
-            except OSError:  # the client has disconnected
-                client.close()
-                continue
-            conn.parser = Parser(self.cfg, client, conn.client)
-            conn.parser.unreader.unread(request)
-            conn.data_ready = True
-            self.nr_conns += 1
-            self.tpool.submit(self._serve, conn)
+            if (conn := self.adopted(client, request)) is not None:
+                self.tpool.submit(self._serve, conn)
+
+    def adopted(self, client: socket.socket, request: Any) -> TConn | None:
+        """Return a connection of another process with what it has read; None if the client has disconnected."""
+        try:
+            conn = TConn(self.cfg, client, client.getpeername(), client.getsockname())
+        except OSError:
+            client.close()
+            return None
+        conn.parser = Parser(self.cfg, client, conn.client)
+        conn.parser.unreader.unread(request)
+        conn.data_ready = True
+        self.nr_conns += 1
+        return conn
 
     def handle_request(self, req: Any, conn: TConn) -> Then:
         """Answer a request; PENDING when its answer is not whole yet. It holds no thread until then."""
@@ -275,7 +286,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if body := refuse(self.wsgi, environ, resp.start_response):
             conn.sock.sendall(send_response(resp, [body]))
             return Then.of(resp)
-        return Exchange(self, conn, req, environ, resp).answer()
+        return self.exchange(self, conn, req, environ, resp).answer()
 
     def _keepalive_after(self, conn: TConn, keepalive: Then) -> Any:
         return keepalive if keepalive is Then.PENDING else super()._keepalive_after(conn, keepalive is Then.KEEP)

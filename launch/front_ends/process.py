@@ -1,0 +1,71 @@
+"""Start the processes of a server with front ends."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from typing import TextIO, cast
+
+from launch.front_ends.channel import SharedPlaces
+from launch.front_ends.engine import FrontEnds
+from launch.front_ends.front import Link, Names
+from launch.load_model import tokenizer_of
+from launch.worker.engine_process import EngineProcess
+from serving.text_watch import TextWatch
+from serving.watchdog import Watched
+
+RETRY_SECONDS = 0.2  # between two tries to reach an engine's process
+
+
+class ComputingProcess(EngineProcess):
+    """The one process that computes."""
+
+    def _load(self) -> None:
+        self._worker.front_ends = FrontEnds(self._service, self._worker.channel)
+        super()._load()
+
+    def _begin(self) -> None:
+        assert self._service.engine is not None
+        self._worker.front_ends.begin(self._service.engine)
+        super()._begin()
+
+
+class FrontProcess(EngineProcess):
+    """A process without an engine, which asks that of `ComputingProcess`."""
+
+    def _load(self) -> None:
+        app = self._worker.app.callable
+        app.extensions["load-model"] = thread = threading.Thread(target=self._run, name="link", daemon=True)
+        self._service.programs = Names()
+        thread.start()
+
+    def _run(self) -> None:
+        """Keep a link, to the next process when one ends."""
+        worker, service = self._worker, self._service
+        tokenizer = tokenizer_of(service.config)
+        service.texts = TextWatch(lambda: tokenizer.oldest_call, cast(Watched, self))
+        service.texts.start()
+        places = SharedPlaces(worker.channel, worker.number)
+        self._use_one_core()
+        while not service.draining:
+            ours, theirs = socket.socketpair()
+            link = Link(service, places, tokenizer, ours)
+            reached = worker.channel.handover.pass_on(theirs, worker.number)
+            theirs.close()
+            if reached:
+                worker.link = link
+                link.run()
+            time.sleep(RETRY_SECONDS)
+
+    def _show_status(self, terminal: TextIO) -> None:
+        self._service.serves = not terminal.isatty() or os.environ.get("TERM") == "dumb"
+
+    is_alive = True  # for the watch of texts
+
+    def give_up(self, reason: str) -> None:
+        """End the process, because a text cannot be tokenized; gunicorn starts another one."""
+        self._errors.write(f"error: a front end failed: {reason}")
+        self._errors.flush()
+        os._exit(70)

@@ -1,0 +1,67 @@
+"""Messages between a front end and the engine's process: a version, a length, and what `marshal` writes.
+
+Both are forked from one process, so both run the same Python.
+
+* To the engine's process: requests, those that ended before their last token, the number of requests that arrived, and
+  the HTTP answers, each with the number of such answers.
+* To a front end, at first: facts of the engine, as `FACTS` names them. Then, after each step: the state of the loop, new
+  tokens of streams, and what ended.
+"""
+
+from __future__ import annotations
+
+import marshal
+import socket
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from serving.inference import InferenceError
+
+VERSION = 1
+HEAD = struct.Struct("<BI")
+FACTS = (
+    "model_name", "device", "dtype", "quantize", "kv_dtype", "context", "vocabulary", "width", "n_pages", "page_size",
+    "window", "tokens_per_step", "sampling", "other_names", "special_end", "stall_seconds",
+)  # fmt: skip
+# What a front end is told of a sequence that has ended, beside its tokens.
+FIELDS = (
+    "finish_reason", "cached", "scheduled_at", "first_token_at", "last_token_at", "finished_at", "first_iteration",
+    "last_iteration", "batch_sum", "batch_max", "drafted", "accepted",
+)  # fmt: skip
+
+
+def send(sock: socket.socket, message: Any) -> None:
+    """Send a message; wait while the other end reads nothing. Raise ValueError for what `marshal` cannot write."""
+    data = marshal.dumps(message)
+    sock.sendall(HEAD.pack(VERSION, len(data)) + data)
+
+
+def messages(sock: socket.socket) -> Iterator[Any]:
+    """Yield messages until the other end has gone."""
+    with sock.makefile("rb", 1 << 18) as file:
+        try:
+            while len(head := file.read(HEAD.size)) == HEAD.size:
+                version, size = HEAD.unpack(head)
+                if version != VERSION or len(data := file.read(size)) < size:
+                    return
+                yield marshal.loads(data)
+        except OSError:  # reset
+            return
+
+
+def packed(ids: Sequence[int]) -> bytes:
+    """Return token ids as bytes, four for each."""
+    return array("i", ids).tobytes()
+
+
+def unpacked(data: bytes) -> list[int]:
+    ids = array("i")
+    ids.frombytes(data)
+    return ids.tolist()
+
+
+def reason(error: InferenceError | None) -> tuple[str, str, int | None] | None:
+    """Return the arguments of an error."""
+    return None if error is None else (error.kind, str(error), error.retry_after)
