@@ -268,10 +268,10 @@ class Meters:
             self.tpot.observe((last - first) / (tokens - 1))
             self.recent_tpot.append((last - first) / (tokens - 1))
 
-    def arrived(self) -> None:
-        """Count a request to generate; `answered` follows once for each."""
+    def arrived(self, n: int = 1) -> None:
+        """Count requests to generate; `answered` follows once for each."""
         with self._lock:
-            self.received += 1
+            self.received += n
 
     def answered(
         self, route: str, status: int, rejected: str | None, ignored: int, outputs: list[int], generates: bool = False

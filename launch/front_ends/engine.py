@@ -103,8 +103,7 @@ class Link:
                 )
                 for id in [id for id, error in ended if error is None and id in self.open]:
                     self.open[id].end_early()
-                for _ in range(arrived):
-                    meters.arrived()
+                meters.arrived(arrived)  # fewer than none, if one that was counted before is passed on
                 for answer, n in answered:
                     for _ in range(n):
                         meters.answered(*answer)

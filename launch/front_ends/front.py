@@ -73,11 +73,6 @@ class SentMeters(Meters):
             answers, self.answers = self.answers, Counter()
         return received, list(answers.items())
 
-    def pass_on(self) -> None:
-        """Take back the arrival of a request that another process will count."""
-        with self._lock:
-            self.received -= 1
-
 
 class FrontInbox(Inbox):
     """An inbox whose loop runs in another process."""

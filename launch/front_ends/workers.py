@@ -31,7 +31,7 @@ class FrontExchange(Exchange):
         try:
             return super().answer()
         except PassOn:
-            self._worker.service.meters.pass_on()
+            self._worker.service.meters.arrived(-1)  # the other process counts it
             return Then.PENDING if self._pass_on() else Then.CLOSE
 
     def _is_lost(self) -> bool:
