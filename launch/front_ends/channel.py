@@ -24,7 +24,7 @@ class Channel:
     """The shared parts, for a number of front ends."""
 
     def __init__(self, front_ends: int) -> None:
-        self.handover = Handover(waits=False)
+        self.handover = Handover()
         self.counts = mmap.mmap(-1, 8 * (front_ends + 2))
         self.lock = tempfile.TemporaryFile()  # noqa: SIM115  it is open as long as the server runs
 
@@ -33,7 +33,7 @@ class Channel:
         # Those of the configuration before, during a reload, have a channel of their own.
         taken = {other.number for other in others if other.cfg is worker.cfg}
         worker.number = next(number for number in count() if number not in taken)
-        worker.channel = self
+        worker.channel, worker.passing = self, []
         worker.__class__ = FrontWorker if worker.number else EngineWorker  # gunicorn knows one class for all workers
 
 

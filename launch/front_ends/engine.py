@@ -31,16 +31,15 @@ class FrontEnds:
         self.links: list[Link] = []
         self.asked_by: dict[str, tuple[Link, str]] = {}  # by the id of an inference: who asked, and its id there
         self.ready = threading.Event()
-        self._channel = channel
+        self._places = SharedPlaces(channel, ENGINE)
 
     def begin(self, engine: LoadedEngine) -> None:
         """Let front ends take places and send requests."""
         inbox = engine.manager.inbox
-        places = SharedPlaces(self._channel, ENGINE)
         with inbox.places.lock:
-            places.limit, own = inbox.places.limit, inbox.places.taken
-            inbox.places = places
-        places.take(own)
+            self._places.limit, own = inbox.places.limit, inbox.places.taken
+            inbox.places = self._places
+        self._places.take(own)
         engine.manager.observers.append(self._observe)
         self.ready.set()
 
@@ -70,9 +69,7 @@ class FrontEnds:
         self.links.remove(link)
         error = InferenceError("cancelled", "its front end has ended")
         cancel_all([(inference, error) for inference in link.open.copy().values()])
-        inbox_places = self.service.engine.manager.inbox.places if self.service.engine else None
-        if isinstance(inbox_places, SharedPlaces):
-            inbox_places.free(link.number)
+        self._places.free(link.number)
 
 
 class Link:
@@ -95,7 +92,7 @@ class Link:
         threading.Thread(target=self._write, name=f"to-front-{self.number}", daemon=True).start()
         meters = self._front_ends.service.meters
         try:
-            for asked, ended, arrived, answered in wire.messages(self._sock):
+            for asked, ended, counted in wire.messages(self._sock):
                 for request in asked:
                     self._ask(*request)
                 cancel_all(
@@ -103,10 +100,8 @@ class Link:
                 )
                 for id in [id for id, error in ended if error is None and id in self.open]:
                     self.open[id].end_early()
-                meters.arrived(arrived)  # fewer than none, if one that was counted before is passed on
-                for answer, n in answered:
-                    for _ in range(n):
-                        meters.answered(*answer)
+                for name, *values in counted:
+                    getattr(meters, name)(*values)
         finally:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # which ends the other thread

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -40,9 +41,6 @@ class Elsewhere:
     def __getattr__(self, name: str) -> Any:
         raise PassOn
 
-    def __len__(self) -> int:
-        raise PassOn
-
 
 class Names(Programs):
     """Leaves it to the engine's process which program a request serves, as other front ends have calls of it, too."""
@@ -52,26 +50,19 @@ class Names(Programs):
 
 
 class SentMeters(Meters):
-    """The counters of a front end's HTTP requests, which the engine's process adds to its own."""
+    """Passes the counts of a front end's HTTP requests on to the engine's process."""
 
-    def __init__(self, send: Any) -> None:
+    def __init__(self, send: Callable[[], None]) -> None:
         super().__init__()
         self._send = send
-        self.answers: Counter[tuple[Any, ...]] = Counter()
+        self.calls: deque[tuple[Any, ...]] = deque()
 
-    def answered(
-        self, route: str, status: int, rejected: str | None, ignored: int, outputs: list[int], generates: bool = False
-    ) -> None:
-        with self._lock:
-            self.answers[route, status, rejected, ignored, (*outputs,), generates] += 1
+    def arrived(self, n: int = 1) -> None:
+        self.calls.append(("arrived", n))
+
+    def answered(self, *answer: Any, **more: Any) -> None:
+        self.calls.append(("answered", *answer, *more.values()))
         self._send()
-
-    def taken(self) -> tuple[int, list[tuple[Any, ...]]]:
-        """Return what was counted since the last call."""
-        with self._lock:
-            received, self.received = self.received, 0
-            answers, self.answers = self.answers, Counter()
-        return received, list(answers.items())
 
 
 class FrontInbox(Inbox):
@@ -185,10 +176,9 @@ class Link:
         while self._service.meters is meters and not self.is_lost:
             self._wakeup.wait(1.0)
             # Requests first: what has ended is known then.
-            asked = [self._asked.popleft() for _ in range(len(self._asked))]
-            ended = [self._ended.popleft() for _ in range(len(self._ended))]
+            new = [[each.popleft() for _ in range(len(each))] for each in (self._asked, self._ended, meters.calls)]
             try:
-                wire.send(self._sock, (asked, ended, *meters.taken()))
+                wire.send(self._sock, new)
             except OSError:
                 return
 

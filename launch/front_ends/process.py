@@ -52,7 +52,7 @@ class FrontProcess(EngineProcess):
         while not service.draining:
             ours, theirs = socket.socketpair()
             link = Link(service, places, tokenizer, ours)
-            reached = worker.channel.handover.pass_on(theirs, worker.number)
+            reached = worker.channel.handover.pass_on([(theirs, worker.number)])
             theirs.close()
             if reached:
                 worker.link = link

@@ -2,8 +2,7 @@
 
 Both are forked from one process, so both run the same Python.
 
-* To the engine's process: requests, those that ended before their last token, the number of requests that arrived, and
-  the HTTP answers, each with the number of such answers.
+* To the engine's process: requests, those that ended before their last token, and what `Meters` shall count.
 * To a front end, at first: facts of the engine, as `FACTS` names them. Then, after each step: the state of the loop, new
   tokens of streams, and what ended.
 """

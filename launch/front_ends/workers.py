@@ -11,11 +11,11 @@ from gunicorn.workers.gthread import TConn
 from api.schemas.body import BODY
 from launch.shutdown import POLL_SECONDS
 from launch.worker.callbacks import Then
-from launch.worker.connections import write_error
 from launch.worker.exchange import Exchange
-from launch.worker.handover import written
+from launch.worker.handover import MOST, Handover, written
 from launch.worker.worker import Worker
 
+RETRY_SECONDS = 0.02
 IDLE_SECONDS = 0.2  # without a request of a front end, after which the engine's process may end
 
 
@@ -32,17 +32,20 @@ class FrontExchange(Exchange):
             return super().answer()
         except PassOn:
             self._worker.service.meters.arrived(-1)  # the other process counts it
-            return Then.PENDING if self._pass_on() else Then.CLOSE
+            self._pass_on(self._worker.channel.handover)
+            return Then.PENDING
 
     def _is_lost(self) -> bool:
         """Whether the engine's process ended before anything was answered; the next one then answers."""
-        link = self._link
-        return link is not None and link.is_lost and BODY in self._environ and self._pass_on()
+        if self._link is None or not self._link.is_lost or BODY not in self._environ:
+            return False
+        self._pass_on(self._worker.handover)
+        return True
 
-    def _pass_on(self) -> bool:
+    def _pass_on(self, handover: Handover) -> None:
         unread = self._conn.parser.unreader.buf.getvalue()  # of the client's next request
-        request = written(self._req, self._environ[BODY]).encode("latin-1") + unread
-        return bool(self._worker.pass_on(self._conn, request))
+        request = written(self._req, self._environ[BODY]) + unread
+        self._worker.method_queue.defer(self._worker.passing.append, (handover, self._conn, request))
 
 
 class FrontWorker(Worker):
@@ -52,6 +55,7 @@ class FrontWorker(Worker):
     channel: Any  # a Channel, which imports this module
     link: Any = None  # the Link that requests are sent through
     exchange = FrontExchange
+    passing: list[tuple[Handover, TConn, bytes]]  # what another process shall answer; only the main thread changes it
 
     def _needs_place(self, conn: TConn) -> bool:
         return super()._needs_place(conn) and self.link.carries
@@ -60,22 +64,19 @@ class FrontWorker(Worker):
         """Pass on what this process does not carry, as far as it has arrived."""
         if self.service.draining and self.service.engine is None:
             super().dispatch(conn)  # the engine's process may have ended
-        elif not self.pass_on(conn, conn.parser.unreader.take_buffered()):
-            self._closing.add(self.poller, conn)
+        else:
+            self.passing.append((self.channel.handover, conn, conn.parser.unreader.take_buffered()))
 
-    def pass_on(self, conn: TConn, request: bytes) -> bool:
-        """Give a connection to the engine's process, or refuse it, if too many are on their way there, and return False."""
-        if self.channel.handover.pass_on(conn.sock, request.decode("latin-1")):
-            self.method_queue.defer(self._release, conn)
-            return True
-        write_error(
-            conn.sock, 503, "Service Unavailable", "the server is starting, and too many requests wait for that"
-        )
-        return False
-
-    def _release(self, conn: TConn) -> None:
-        self.nr_conns -= 1
-        conn.sock.close()  # without a shutdown, which would end the connection for the other process, too
+    def wait_for_and_dispatch_events(self, timeout: float) -> None:
+        """See `Worker`; then pass on many connections in one message, again and again while too many are on their way."""
+        super().wait_for_and_dispatch_events(min(timeout, RETRY_SECONDS) if self.passing else timeout)
+        for handover in (self.channel.handover, self.handover):
+            batch = [entry for entry in self.passing if entry[0] is handover][:MOST]
+            if batch and handover.pass_on([(conn.sock, request) for _, conn, request in batch]):
+                self.passing = [entry for entry in self.passing if entry not in batch]
+                self.nr_conns -= len(batch)
+                for _, conn, _ in batch:
+                    conn.sock.close()  # without a shutdown, which would end the connection for the other process, too
 
 
 class EngineWorker(Worker):
@@ -85,6 +86,11 @@ class EngineWorker(Worker):
     channel: Any
     front_ends: Any = None  # set by its process
     _accepting: bool
+
+    def adopt(self) -> None:
+        """Answer the requests of a process that has ended, also those that front ends pass on later."""
+        super().adopt()
+        self.poller.register(self.handover, selectors.EVENT_READ, self._receive)
 
     def set_accept_enabled(self, enabled: bool) -> None:
         enabled = enabled and (self.service is None or self.service.status()[0] != "dead")

@@ -20,11 +20,11 @@ FRAMING = ("CONTENT-LENGTH", "EXPECT", "TRANSFER-ENCODING")  # of a body that wa
 class Handover:
     """Made in the master, so that its workers share it; `keep` may be called in any thread."""
 
-    def __init__(self, waits: bool = True) -> None:
+    def __init__(self) -> None:
         self._old, self._new = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._old.setblocking(waits)
-        self._new.setblocking(False)  # Python 3.11's recv_fds ignores flags
-        self._kept: list[tuple[socket.socket, str | int]] = []
+        for sock in (self._old, self._new):
+            sock.setblocking(False)  # Python 3.11's send_fds and recv_fds ignore flags
+        self._kept: list[tuple[socket.socket, bytes | int]] = []
 
     def keep(self, req: Any, client: socket.socket, body: bytes) -> None:
         """Keep gunicorn's request `req`; from now on, this worker must not use its socket."""
@@ -33,22 +33,18 @@ class Handover:
     def send(self) -> None:
         """Send what was kept to the next worker, which may not exist yet."""
         for first in range(0, len(self._kept), MOST):
-            self._send(self._kept[first : first + MOST])
+            self.pass_on(self._kept[first : first + MOST])
 
-    def pass_on(self, sock: socket.socket, what: str | int) -> bool:
-        """Send one socket now, with a request or a number; return False if too many are on their way."""
-        try:
-            self._send([(sock, what)])
-        except BlockingIOError:
-            return False
-        return True
-
-    def _send(self, pairs: list[tuple[socket.socket, str | int]]) -> None:
-        socks, requests = zip(*pairs)
+    def pass_on(self, pairs: list[tuple[socket.socket, bytes | int]]) -> bool:
+        """Send up to `MOST` sockets, each with a request or a number; return False if too many are on their way."""
         with tempfile.TemporaryFile("w") as file:  # a message is too short for bodies
-            json.dump(requests, file)
+            json.dump([what if isinstance(what, int) else what.decode("latin-1") for _, what in pairs], file)
             file.flush()
-            socket.send_fds(self._old, [b"\0"], [file.fileno(), *(sock.fileno() for sock in socks)])
+            try:
+                socket.send_fds(self._old, [b"\0"], [file.fileno(), *(sock.fileno() for sock, _ in pairs)])
+            except BlockingIOError:
+                return False
+        return True
 
     def fileno(self) -> int:
         """Return what is readable when something was sent."""
@@ -68,12 +64,12 @@ class Handover:
                 yield socket.socket(fileno=number), request if isinstance(request, int) else request.encode("latin-1")
 
 
-def written(req: Any, body: bytes) -> str:
+def written(req: Any, body: bytes) -> bytes:
     """Return gunicorn's request, whose body was read, as it is sent over HTTP."""
     fields = [f"{name}: {value}" for name, value in req.headers if name not in FRAMING]
     first = f"{req.method} {req.uri} HTTP/{req.version[0]}.{req.version[1]}"
     head = "\r\n".join([first, *fields, f"Content-Length: {len(body)}", "", ""])
-    return head + body.decode("latin-1")
+    return head.encode("latin-1") + body
 
 
 @cache
