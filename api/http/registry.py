@@ -108,6 +108,10 @@ class RequestRegistry:
                 place.is_claimed = True
         return context
 
+    def context(self, name: str) -> RequestContext:
+        """Return the open request of this name."""
+        return self._open[name]
+
     def expect(self, id: str) -> str:
         """Return the name of a request that another process has accepted; `on_arrival` or `drop` follows."""
         context = self.enter(id, has_client=False)

@@ -10,8 +10,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from flask import g
-
 from api.service import LoadedEngine, Service
 from batching import BatchingManager
 from launch.engine import inference_maker
@@ -149,7 +147,7 @@ class Link:
         if others or "/" in options["id"]:  # another answer to the same request
             raise PassOn
         inference = self._make(prompt, length, ids, **options)
-        context = g.context
+        context = self._service.registry.context(inference.id)
         call: Call | None = options.pop("call", None)
         for name in ("id", "wakeup", "on_end"):
             del options[name]

@@ -73,7 +73,7 @@ class FrontWorker(Worker):
         for handover in (self.channel.handover, self.handover):
             batch = [entry for entry in self.passing if entry[0] is handover][:MOST]
             if batch and handover.pass_on([(conn.sock, request) for _, conn, request in batch]):
-                self.passing = [entry for entry in self.passing if entry not in batch]
+                self.passing[:] = [entry for entry in self.passing if entry not in batch]  # others append to it
                 self.nr_conns -= len(batch)
                 for _, conn, _ in batch:
                     conn.sock.close()  # without a shutdown, which would end the connection for the other process, too

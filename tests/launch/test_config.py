@@ -33,7 +33,7 @@ OTHER: dict[str, tuple[str, Any]] = {
     "adapter": ("a=b", "a=b"), "adapter_folder": ("x", "x"), "adapter_memory": ("1M", 1 << 20),
     "dedup": ("per-key", "per-key"), "served_names": ("small,*", "small,*"), "mock_context": ("32768", 32768),
     "batch_folder": ("work", "work"), "batch_file_size": ("1M", 1 << 20), "batch_files": ("5", 5), "batch_lines": ("7", 7), "batch_width": ("3", 3),
-    "batch_retention": ("2.5", 2.5),
+    "batch_retention": ("2.5", 2.5), "front_ends": ("2", 2),
     "trusted_hosts": ("a.example", "a.example"),
     "cors_origins": ("https://a.example", "https://a.example"),
 }  # fmt: skip
