@@ -137,8 +137,8 @@ class Config:
     port: int = setting(8500, "port to listen on", Number(1, 65535))
     max_connections: int = setting(0, "maximum open sockets; 0: queue and batch size plus 544", Number(0, 1 << 20))
     front_ends: int = setting(
-        0, "processes that read requests and write answers for the one that computes, where one processor for HTTP is too "
-        "little; 0: that process does both", Number(0, 64)
+        0, "number of processes that read requests and write answers, beside the one that computes; 0: that one does both",
+        Number(0, 64)
     )  # fmt: skip
     receive_timeout: float = setting(
         10.0, "maximum seconds to wait for the next byte of a request, then the connection is closed",

@@ -20,8 +20,7 @@ from typing import Any
 import config as settings
 from launch import banner, status_line
 from launch.shutdown import QUICK_SECONDS
-from launch.worker import handover
-from launch.worker.connections import limit_blocking
+from launch.worker import connections, handover
 from launch.worker.engine_process import EngineProcess
 from serving.watchdog import RestartLimiter
 
@@ -65,13 +64,16 @@ def on_starting(server: Any) -> None:
             "connections, which the settings need. Unset it; use --max-queue and --max-connections"
         )
         sys.exit(2)
+    if _config.front_ends and not connections.is_plain(cfg):
+        banner.fail("front ends speak neither TLS nor HTTP/2. Let a proxy do that, or leave out --front-ends")
+        sys.exit(2)
 
 
 def when_ready(server: Any) -> None:
     """Limit how long a client may block a thread, and handle signals to shut down."""
     gc.freeze()  # what was imported stays: no search for garbage looks at it again, and the end of a process has several
     for listener in server.LISTENERS:
-        limit_blocking(listener.sock, _config.receive_timeout, _config.send_timeout)
+        connections.limit_blocking(listener.sock, _config.receive_timeout, _config.send_timeout)
     shutdown = Shutdown(server)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         signal.signal(number, shutdown)

@@ -54,6 +54,8 @@ class Client:
             if not end:
                 return None
             length = head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]
+            if not length:  # a stream
+                return int(self._received[9:12]) if self._received.endswith(b"\r\n0\r\n\r\n") else None
             self._length = len(head) + 4 + int(length)
         return int(self._received[9:12]) if len(self._received) >= self._length else None
 

@@ -37,11 +37,14 @@ def run(args: argparse.Namespace, loader: Loader, sizes: Sizes, keep: Keep) -> d
         keep(results)
         clear()  # the server needs the card
         sent = f"--load={load}", f"--numsamples={count}", "--temperature=1"
-        with started(policy, *model, *machine, f"--max-batch-size={slots}", "--speculate=off") as (port, _):
-            rates = [serving.load(port, args, *sent)["output_throughput"] for _ in range(repeats)]
-        interval = report.interval(rates) if repeats > 1 else None
-        results[name] |= {"http": statistics.median(rates), "http_interval": interval}
-        keep(results)
+        for front_ends in (0, 3) if name == "steady" and args.device != "cpu" else (0,):
+            own = f"--max-batch-size={slots}", "--speculate=off", f"--front-ends={front_ends}"
+            with started(policy, *model, *machine, *own) as (port, _):
+                rates = [serving.load(port, args, *sent)["output_throughput"] for _ in range(repeats)]
+            key = f"http_{front_ends}_front_ends" if front_ends else "http"
+            interval = report.interval(rates) if repeats > 1 else None
+            results[name] |= {key: statistics.median(rates), f"{key}_interval": interval}
+            keep(results)
     return results
 
 

@@ -42,6 +42,11 @@ def limit_blocking(sock: socket.socket, receive: float, send: float) -> None:
         sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", int(whole), int(rest * 1e6)))
 
 
+def is_plain(cfg: Any) -> bool:
+    """Whether connections have HTTP/1.1, and nothing around it."""
+    return not (cfg.is_ssl or "h2" in cfg.http_protocols or cfg.protocol != "http")
+
+
 class PlainRequest:
     """A POST that has wholly arrived, with the attributes of gunicorn's requests; it does not end its connection."""
 

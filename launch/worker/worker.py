@@ -64,6 +64,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._waiting: deque[TConn] = deque()  # requests for text while the server is full
         self._rejections = TokenBucket(REJECTIONS_PER_SECOND, REJECTION_BURST)
         self._closing = ClosingConnections(self._forget)
+        self._is_plain = connections.is_plain(self.cfg)
 
     def _forget(self) -> None:
         self.nr_conns -= 1
@@ -220,9 +221,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _arrived(self, conn: TConn) -> bytes:
         """Return what has arrived of the next request of a connection, nothing under TLS or HTTP/2."""
-        if conn.parser is None and not (
-            self.cfg.is_ssl or "h2" in self.cfg.http_protocols or self.cfg.protocol != "http"
-        ):
+        if conn.parser is None and self._is_plain:
             conn.parser = Parser(self.cfg, conn.sock, conn.client)
         data = conn.parser.arrived() if isinstance(conn.parser, Parser) else b""
         conn.data_ready = conn.data_ready or bool(data)
