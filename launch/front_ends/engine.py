@@ -15,6 +15,7 @@ from launch.front_ends import wire
 from launch.front_ends.channel import ENGINE, Channel, SharedPlaces
 from scheduling.iteration import Iteration
 from serving.inference import Inference, InferenceError, cancel_all, failure
+from serving.recovery import blames_kernels
 from serving.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class Link:
         threading.Thread(target=self._write, name=f"to-front-{self.number}", daemon=True).start()
         meters = self._front_ends.service.meters
         try:
-            for asked, ended, counted in wire.messages(self._sock):
+            for ended, counted, asked in wire.messages(self._sock):
                 for request in asked:
                     self._ask(*request)
                 cancel_all(
@@ -174,4 +175,5 @@ class Link:
             evict = () if manager.pages is None else (manager.pages.evict.uses,)
             news = self._policy.name, self._policy.estimates, (*self._policy.claims.uses, *evict)
         ended = inbox.failure if inbox.is_closed else None
-        return inbox.heartbeat, inbox.queued_tokens, inbox.retry_after(), ended, news
+        can_repeat = ended is not None and blames_kernels(manager.recovery.fatal)
+        return inbox.heartbeat, inbox.queued_tokens, inbox.retry_after(), ended, can_repeat, news

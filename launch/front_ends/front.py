@@ -117,15 +117,12 @@ class Link:
                     self._service.engine = engine
                     writer.start()
                 self._take_in(manager, inbox, tokens, ended)
-            self.is_lost = not self._service.draining
+            if not inbox.is_closed:
+                self.is_lost = not self._service.draining
             self._service.engine = None
             manager.give_up(CLOSING)
             self._wakeup.notify()
         self._sock.close()
-
-    def close(self) -> None:
-        """End the link, because this process ends."""
-        self._sock.shutdown(socket.SHUT_RDWR)
 
     def _engine(self, has_adapters: bool, **facts: Any) -> LoadedEngine:
         """Return what the app takes for the engine."""
@@ -173,8 +170,8 @@ class Link:
         meters = cast(SentMeters, self._service.meters)
         while self._service.meters is meters and not self.is_lost:
             self._wakeup.wait(1.0)
-            # Requests first: what has ended is known then.
-            new = [[each.popleft() for _ in range(len(each))] for each in (self._asked, self._ended, meters.calls)]
+            # The requests last: that of each end is among them, or was sent before.
+            new = [[each.popleft() for _ in range(len(each))] for each in (self._ended, meters.calls, self._asked)]
             try:
                 wire.send(self._sock, new)
             except OSError:
@@ -182,7 +179,7 @@ class Link:
 
     def _note(
         self, manager: BatchingManager, inbox: FrontInbox, heartbeat: float, queued: int, retry_seconds: int,
-        ended: str | None, policy: tuple[str, bool, tuple[str, ...]] | None,
+        ended: str | None, can_repeat: bool, policy: tuple[str, bool, tuple[str, ...]] | None,
     ) -> None:  # fmt: skip
         """Note the state of the loop."""
         inbox.heartbeat, inbox.queued_tokens, inbox.retry_seconds = heartbeat, queued, retry_seconds
@@ -192,6 +189,7 @@ class Link:
             claims = SimpleNamespace(uses=uses)
             manager._first_policy = cast(Any, SimpleNamespace(name=name, estimates=False, claims=claims))
         if ended is not None and not inbox.is_closed:
+            self.is_lost = can_repeat
             manager.give_up(ended)
 
     def _take_in(self, manager: BatchingManager, inbox: FrontInbox, tokens: Any, ended: Any) -> None:
