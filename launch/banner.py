@@ -52,6 +52,7 @@ def show(config: Config, engine: LoadedEngine, seconds: float) -> None:
         *_computing(engine, fits),
         *([("drafts", _drafts(config))] if engine.manager.speculator is not None else []),
         ("API key", key),
+        *([("front ends", str(config.front_ends))] if config.front_ends else []),
         ("listening", f"{config.address}, ready in {seconds:.1f} s"),
         *([("demo", f"open {url}/ in a browser: a load without end, captions and a guided tour")] if config.demo else []),
         *([("lab", f"open {url}/lab/ in a browser, to write policies and race them")] if config.lab else []),
