@@ -111,15 +111,15 @@ class Link:
             manager, inbox = engine.manager, cast(FrontInbox, engine.manager.inbox)
             writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
             for state, tokens, ended in news:
-                self._note(manager, inbox, *state)
-                if self._service.engine is None and not inbox.is_closed:
+                if self._service.engine is not engine:
                     self._service.meters = SentMeters(self._wakeup.notify)
                     self._service.engine = engine
                     writer.start()
+                self._note(manager, inbox, *state)
                 self._take_in(manager, inbox, tokens, ended)
             if not inbox.is_closed:
                 self.is_lost = not self._service.draining
-            self._service.engine = None
+            self.carries = False  # `service.engine` stays until the next one: handlers use it
             manager.give_up(CLOSING)
             self._wakeup.notify()
         self._sock.close()

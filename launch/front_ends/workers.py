@@ -62,7 +62,7 @@ class FrontWorker(Worker):
 
     def dispatch(self, conn: TConn) -> None:
         """Pass on what this process does not carry, as far as it has arrived."""
-        if self.service.draining and self.service.engine is None:
+        if self.service.draining and self.service.status()[0] != "ok":
             super().dispatch(conn)  # the engine's process may have ended
         else:
             self.passing.append((self.channel.handover, conn, conn.parser.unreader.take_buffered()))
