@@ -68,9 +68,12 @@ class FrontEnds:
     def close(self, link: Link) -> None:
         """Cancel the requests of a front end that has gone, and free its places."""
         self.links.remove(link)
+        for _ in range(link.unanswered):
+            self.service.meters.answered("other", 499, None, 0, [], generates=True)
         error = InferenceError("cancelled", "its front end has ended")
         cancel_all([(inference, error) for inference in link.open.copy().values()])
-        self._places.free(link.number)
+        if all(other.number != link.number for other in self.links):  # or it took its own place, with places of its own
+            self._places.free(link.number)
 
 
 class Link:
@@ -83,6 +86,7 @@ class Link:
         self.open: dict[str, Inference] = {}
         self.streams: dict[str, int] = {}  # and how many of its tokens were sent
         self.ended: deque[tuple[str, Inference | InferenceError]] = deque()
+        self.unanswered = 0  # HTTP requests
         self._front_ends = front_ends
         self._sock = sock
         self._policy: Any = None  # that the front end knows
@@ -103,6 +107,7 @@ class Link:
                     self.open[id].end_early()
                 for name, *values in counted:
                     getattr(meters, name)(*values)
+                    self.unanswered += values[0] if name == "arrived" else -values[-1]
         finally:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # which ends the other thread
