@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 from collections import deque
@@ -12,6 +13,7 @@ from typing import Any, cast
 
 from api.service import LoadedEngine, Service
 from batching import BatchingManager
+from launch import plugin
 from launch.engine import inference_maker
 from launch.front_ends import wire
 from launch.front_ends.channel import SharedPlaces
@@ -101,7 +103,7 @@ class Link:
         self._wakeup = Wakeup()
         self._asked: deque[tuple[Any, ...]] = deque()  # both have at most one entry for each place
         self._ended: deque[tuple[str, Any]] = deque()
-        self._make = inference_maker(tokenizer)
+        self._make: Callable[..., Inference] = plugin.read(os.environ).maker(inference_maker(tokenizer))
 
     def run(self) -> None:
         """Serve with the engine's process until it ends."""
