@@ -112,8 +112,9 @@ def signals(*numbers: int, to_all: bool = False, at_once: bool = False) -> Act:
 def master_has_begun(server: Watched) -> bool:
     """Whether the master has closed its listening socket: until then a second signal could be one with the first."""
     folder = Path(f"/proc/{server.process.pid}/fd")
+    handovers = 2 if server.front_ends else 1  # of two sockets each
     try:
-        return sum(os.readlink(fd).startswith("socket:") for fd in folder.iterdir()) == 2  # those of `Handover`
+        return sum(os.readlink(fd).startswith("socket:") for fd in folder.iterdir()) == 2 * handovers
     except FileNotFoundError:  # a file was closed between its listing and its reading: look again
         return False
 

@@ -50,11 +50,12 @@ class Setting:
     environment: Mapping[str, str] = field(default_factory=dict)
     first: tuple[bytes, ...] = ()
     mock: bool = False
+    front_ends: int = 0
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What the process that serves holds at one moment."""
+    """What the process that computes holds at one moment: its front ends begin threads when they need them."""
 
     pid: int
     threads: int
@@ -116,12 +117,15 @@ class Watched(Server):
         filler = ["--tokenizer-file", str(model.with_suffix(".tiktoken"))]
         argv = [
             policy, "--model", self.model, *(filler if setting.mock else tiny),
-            "--max-batch-size", str(SLOTS), "--max-queue", str(setting.queue), *setting.argv,
+            "--max-batch-size", str(SLOTS), "--max-queue", str(setting.queue),
+            "--front-ends", str(setting.front_ends), *setting.argv,
         ]  # fmt: skip
         faults = arming(setting.faults) if setting.faults else {}
         super().__init__(log, *argv, **faults, **setting.environment)
         self.policy = policy
         self.first = setting.first
+        self.front_ends = setting.front_ends
+        self._fronts: set[int] = set()
         self.places = (1 if policy == "nobatch" else SLOTS) + setting.queue
         self.threads = SLOTS + setting.queue + RESERVE
         self.ledger = Ledger()
@@ -133,9 +137,13 @@ class Watched(Server):
 
     @property
     def worker(self) -> int:
-        """The pid of the process that serves; 0 while there is none, or one beside its successor."""
+        """The pid of the process that computes; 0 while there is none, or one beside its successor."""
         workers = self.workers
-        return workers[0] if len(workers) == 1 else 0
+        if len(workers) != 1 + self.front_ends:
+            return 0
+        if not self._fronts & {*workers}:  # all are new, and gunicorn has begun the one that computes before the others
+            self._fronts = {*workers[1:]}
+        return next((pid for pid in workers if pid not in self._fronts), 0)
 
     def pulse(self) -> Pulse:
         return Pulse.of(self.worker)
@@ -311,9 +319,15 @@ class Watched(Server):
         assert now.rss - before.rss < growth, (before, now)
 
     def _check_books(self, before: Mapping[str, int]) -> None:
-        now = self.figures()["http"]
-        server = {name: now[name] - before[name] for name in now}
         ours = self.ledger
+        server: dict[str, int] = {}
+
+        def has_counted_all() -> bool:
+            now = self.figures()["http"]
+            server.update({name: now[name] - before[name] for name in now})
+            return server["received"] >= ours.answers.total() + ours.left
+
+        wait_until(has_counted_all, PATIENCE)  # a front end tells what it has counted a moment later
         assert server["received"] == ours.answers.total() + ours.left, (server, ours.answers, ours.left)
         beyond = {name: server[name] - ours.answers[name] for name in server if name != "received"}
         assert min(beyond.values()) >= 0, (server, ours.answers)  # each answer that came is in its books

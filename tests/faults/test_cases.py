@@ -1,7 +1,8 @@
 """The fault table: every case against a real gunicorn, and after each one the server must be as before.
 
 `./test.sh` runs the quick part in front of mock models, `./test.sh --all` all of it in front of a computed model where a
-case has no reason against it; under dynamic, and under nobatch and static where the loop matters.
+case has no reason against it; under dynamic, and under nobatch and static where the loop matters. Cases whose way goes
+through front ends run with two of them, too, and with `--all` every case does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import cases_prompt
 import cases_queue
 import cases_storms
 import pytest
+from harness import Setting
 from shared_servers import Fleet
 from table import Case
 
@@ -25,6 +27,8 @@ from tests.support import ROOT
 
 MODULES = (cases_body, cases_prompt, cases_http, cases_queue, cases_engine, cases_process, cases_storms)
 TABLE = [case for module in MODULES for case in module.CASES]
+DIFFERS = ("A", "C", "D", "E", "I")  # kinds of cases in which front ends matter
+FRONT_ENDS = 2
 
 
 def runs() -> list[object]:
@@ -34,6 +38,9 @@ def runs() -> list[object]:
         mocked = replace(case, setting=replace(case.setting, mock=True))
         if case.quick:
             chosen.append(("dynamic", mocked, ()))
+        beside = replace(mocked, setting=replace(mocked.setting, front_ends=FRONT_ENDS))
+        is_quick = case.quick and case.id.startswith(DIFFERS)
+        chosen.append(("dynamic", beside, () if is_quick else pytest.mark.full))
         chosen += [
             (p, case, pytest.mark.full) for p in case.policies if not (case.quick and p == "dynamic" and case == mocked)
         ]
@@ -41,10 +48,15 @@ def runs() -> list[object]:
     return [
         pytest.param(
             policy, case, marks=marks,
-            id=f"{case.id}-{policy}{'' if case.setting.mock else '-computed'}-{case.what.replace(' ', '_')}",
+            id=f"{case.id}-{policy}{kind(case.setting)}-{case.what.replace(' ', '_')}",
         )
         for policy, case, marks in chosen
     ]  # fmt: skip
+
+
+def kind(setting: Setting) -> str:
+    """Return what the name of a test says of its server."""
+    return f"-{setting.front_ends}-front-ends" if setting.front_ends else "" if setting.mock else "-computed"
 
 
 @pytest.mark.process
