@@ -109,10 +109,10 @@ class EngineWorker(Worker):
                 self.enqueue_req(conn)
 
     def _drain(self, service: Any, sig: int, seconds: float) -> None:
-        """Wait for the requests that front ends have accepted, too."""
+        """Wait for the requests that front ends have accepted, too, but leave a second for errors, as `drain` does."""
         end = time.monotonic() + seconds
         idle_at = time.monotonic()
-        while self.front_ends.links and time.monotonic() < min(end, idle_at + IDLE_SECONDS):
+        while self.front_ends.links and time.monotonic() < min(end - 1.0, idle_at + IDLE_SECONDS):
             if self.front_ends.open:
                 idle_at = time.monotonic()
             time.sleep(POLL_SECONDS)
