@@ -33,7 +33,7 @@ class Channel:
         # Those of the configuration before, during a reload, have a channel of their own.
         taken = {other.number for other in others if other.cfg is worker.cfg}
         worker.number = next(number for number in count() if number not in taken)
-        worker.channel, worker.passing = self, []
+        worker.channel, worker.passing, worker.sources = self, [], [self.handover]
         worker.__class__ = FrontWorker if worker.number else EngineWorker  # gunicorn knows one class for all workers
 
 

@@ -85,24 +85,31 @@ class EngineWorker(Worker):
     number: int
     channel: Any
     front_ends: Any = None  # set by its process
+    sources: list[Handover]  # not of an engine that has failed: what it keeps is for the next process
     _accepting: bool
 
     def adopt(self) -> None:
         """Answer the requests of a process that has ended, also those that front ends pass on later."""
         super().adopt()
-        self.poller.register(self.handover, selectors.EVENT_READ, self._receive)
+        self.set_accept_enabled(False)  # until the main thread's next turn
+        self.sources.append(self.handover)
 
     def set_accept_enabled(self, enabled: bool) -> None:
-        enabled = enabled and (self.service is None or self.service.status()[0] != "dead")
+        enabled = enabled and not self._is_dead
         if enabled != self._accepting:
             self._accepting = enabled
-            if enabled:
-                self.poller.register(self.channel.handover, selectors.EVENT_READ, self._receive)
-            else:
-                self.poller.unregister(self.channel.handover)
+            for handover in self.sources:
+                if enabled:
+                    self.poller.register(handover, selectors.EVENT_READ, self._receive)
+                else:
+                    self.poller.unregister(handover)
+
+    @property
+    def _is_dead(self) -> bool:
+        return self.service is not None and self.service.status()[0] == "dead"
 
     def _receive(self, handover: Any) -> None:
-        for sock, what in handover.receive():
+        for sock, what in () if self._is_dead else handover.receive():
             if isinstance(what, int):
                 self.front_ends.link(sock, what)
             elif (conn := self.adopted(sock, what)) is not None:
