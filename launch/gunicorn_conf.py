@@ -124,6 +124,11 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
     return text not in ending and not text.endswith("exited with code 3.")
 
 
+def on_reload(server: Any) -> None:
+    """Close what the configurations before the last one have shared, before processes inherit it."""
+    gc.collect()
+
+
 def pre_fork(server: Any, worker: Any) -> None:
     """Decide which worker is the engine's process."""
     if _channel is not None:
