@@ -204,7 +204,9 @@ def reloads(times: int) -> Act:
                 wait_until(lambda: len(answers) > seen + 4)  # noqa: B023
             assert {a and a.status for a in answers} <= {200, 503}
             assert len(texts(answers)) == 1
-        assert abs(len(os.listdir(f"/proc/{server.process.pid}/fd")) - held) <= 3
+        # What the last two configurations with front ends share is closed at the next reload: 3 descriptors for each.
+        more = 3 + 6 * bool(server.front_ends)
+        assert abs(len(os.listdir(f"/proc/{server.process.pid}/fd")) - held) <= more
 
     return act
 
