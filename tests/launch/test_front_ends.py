@@ -6,10 +6,11 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 
 from scheduling.backlog import FITTED
+from tests.launch.test_full_server import in_the_loop
 from tests.support import wait_until
 from tests.support.servers import Answer, Server, read_answer
 
@@ -44,11 +46,6 @@ def begin(server: Server, fields: Any, path: str = "/inference", id: str = "", *
 def figures(server: Server) -> dict[str, Any]:
     result: dict[str, Any] = server.get("/stats").json
     return result
-
-
-def in_the_loop(server: Server) -> int:
-    now = figures(server)
-    return int(now["requests-running"] + now["requests-waiting"])
 
 
 def books_add_up(server: Server) -> bool:
@@ -99,8 +96,7 @@ class FrontEnds(Server):
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FrontEnds]:
-    server = FrontEnds(tmp_path_factory.mktemp("fronts") / "log", FRONT_ENDS, "--max-queue", str(QUEUE))
-    with server:
+    with (server := FrontEnds(tmp_path_factory.mktemp("fronts") / "log", FRONT_ENDS, "--max-queue", str(QUEUE))):
         yield server
         assert "Traceback" not in server.output()
 
@@ -216,16 +212,10 @@ def test_a_carried_request_is_known_and_cancelled_by_its_id_and_its_program_is_c
     told = server.get("/requests/mine").json
     assert (told["finish_reason"], told["program"]["name"], told["program"]["calls"]) == ("cancelled", "tale", 1)
     assert told["program"]["output_tokens"] > 0
-
-
-def test_a_session_is_one_program_through_all_front_ends(server: FrontEnds) -> None:
-    for i in range(6):
-        fields = {"prompt": "x", "num_tokens": 2, "session": "tour"}
-        assert (
-            server.send("POST", "/inference", json.dumps(fields).encode(), **{"X-Request-Id": f"tour-{i}"}).status
-            == 200
-        )
-    assert server.get("/requests/tour-5").json["program"]["calls"] == 6
+    for _ in range(6):  # through both front ends
+        with begin(server, {"prompt": "x", "num_tokens": 2, "session": "tour"}, id="last") as sock:
+            assert read_answer(sock).status == 200
+    assert server.get("/requests/last").json["program"]["calls"] == 6
 
 
 def test_a_client_that_leaves_frees_its_place_and_is_logged_as_gone(server: FrontEnds) -> None:
@@ -294,7 +284,7 @@ def test_a_front_end_that_is_killed_takes_nobody_with_it_and_is_replaced(server:
         os.kill(victim, signal.SIGKILL)
         wait_until(lambda: in_the_loop(server) < PLACES, 10)
         wait_until(lambda: is_gone(victim))
-        broken = sum(map(is_closed, socks))
+        broken = len(select.select(socks, [], [], 0)[0])
         wait_until(lambda: in_the_loop(server) == PLACES - broken)
         assert broken > 0
         for _ in range(broken):  # their places are free
@@ -302,17 +292,6 @@ def test_a_front_end_that_is_killed_takes_nobody_with_it_and_is_replaced(server:
         wait_until(lambda: in_the_loop(server) == PLACES)
     server.settle(server.engine)
     assert victim not in server.fronts
-
-
-def is_closed(sock: socket.socket) -> bool:
-    """Whether the other end has closed a connection on which nothing was answered."""
-    sock.setblocking(False)
-    try:
-        return sock.recv(1) == b""
-    except BlockingIOError:
-        return False
-    except ConnectionError:
-        return True
 
 
 def test_what_has_not_begun_is_answered_by_the_next_process_when_the_one_that_computes_is_killed(
@@ -334,13 +313,12 @@ def test_what_has_not_begun_is_answered_by_the_next_process_when_the_one_that_co
 def act_beside_load(server: FrontEnds, act: Callable[[], None], tokens: int) -> list[Answer]:
     """Have as many requests as there are places; return their answers, which come while `act` is done or after it."""
     before = figures(server)["http"]["received"]
-    with ThreadPoolExecutor(PLACES) as pool:
-        futures: list[Future[Answer]] = [
-            pool.submit(server.post, "/inference", **ENDLESS | {"num_tokens": tokens}) for _ in range(PLACES)
-        ]
+    with ExitStack() as stack:
+        fields = ENDLESS | {"num_tokens": tokens}
+        socks = [stack.enter_context(begin(server, fields)) for _ in range(PLACES)]
         wait_until(lambda: figures(server)["http"]["received"] == before + PLACES)
         act()
-        return [future.result() for future in futures]
+        return [*map(read_answer, socks)]
 
 
 def test_a_reload_finishes_what_was_accepted(server: FrontEnds) -> None:
@@ -357,8 +335,7 @@ def test_a_reload_finishes_what_was_accepted(server: FrontEnds) -> None:
 
 @pytest.mark.parametrize(("number", "tokens", "status"), [(signal.SIGTERM, 100, 200), (signal.SIGINT, 1000, 503)])
 def test_all_processes_end_with_their_answers(number: int, tokens: int, status: int, tmp_path: Path) -> None:
-    server = FrontEnds(tmp_path / "log", FRONT_ENDS, "--max-queue", str(QUEUE))
-    with server:
+    with (server := FrontEnds(tmp_path / "log", FRONT_ENDS, "--max-queue", str(QUEUE))):
         answers = act_beside_load(server, lambda: server.process.send_signal(number), tokens)
         assert {answer.status for answer in answers} == {status}
         assert server.process.wait(30) == 0
