@@ -22,7 +22,7 @@ from observe.meters import Meters
 from scheduling.pages import PagePool
 from serving.call import Call
 from serving.inbox import Inbox
-from serving.inference import Inference, InferenceError
+from serving.inference import Inference, InferenceError, failure
 from serving.loop import complete, notify
 from serving.programs import Programs
 from serving.wakeup import Wakeup
@@ -220,7 +220,11 @@ class Link:
 
 def _extend(inference: Inference, data: bytes) -> None:
     seq = inference.sequence
-    for token in wire.unpacked(data):
-        seq.output_ids.append(token)
-        if seq.stop is not None:
-            seq.stop(token)  # which notes where the text ends, as it did in the other process
+    try:
+        for token in wire.unpacked(data):
+            seq.output_ids.append(token)
+            if seq.stop is not None:
+                seq.stop(token)  # which notes where the text ends, as it did in the other process
+    except Exception as error:  # of one text, which the others must survive
+        log.exception("cannot read the tokens of a request")
+        inference.cancel(failure(error))
