@@ -139,7 +139,8 @@ class Search:
         if "slots" in change:  # with one number of rows, so do a cost of each step and a cost of each row
             for part in (GPU["decode"], PROCESSOR["decode"]):
                 base = (law.base + law.decode * self._rows) / (1 + part * self._rows)
-                other = replace(law, base=base, decode=part * base)
+                prefill = max(0.0, law.prefill + law.base - base)  # a step of a prompt alone takes as long as before
+                other = replace(law, base=base, decode=part * base, prefill=prefill)
                 found = figures(serve(self.fitted, {}, law=other), self.limits)
                 slack = max(LEAST, *self.fitted.misfit.values())
                 if all(abs(growth(name, self.served, found)) <= slack for name in self.names):

@@ -6,7 +6,7 @@ how a law is found from that.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -94,6 +94,10 @@ class Equations:
     weight: np.ndarray
     steps: np.ndarray
     ends: np.ndarray
+
+    def of(self, some: np.ndarray) -> Equations:
+        """Return those of these numbers."""
+        return Equations(*(getattr(self, field.name)[some] for field in fields(self)))
 
     @property
     def error(self) -> np.ndarray:

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from costs import cost as costs
-from costs.cost import Cost
+from costs.cost import Affine, Cost
 from costs.steps import Step, beyond
+from simulate.measured.least_squares import law_of
 from simulate.simulator import Run
 
 LEVEL = 0.9
@@ -91,7 +92,8 @@ class Noise:
     `residuals` are those of single steps, in order; `drift` is the standard deviation of whole groups of steps, found from so many
     `groups`. `floors` are standard deviations of figures in logarithms that come on top, by the last word of a figure's name;
     `widened` is by how much more a law is unsure than its timings show, `seen` the sizes of the steps that were
-    measured.
+    measured. `constants` (of TERMS) are those that draws from the same timings say: they agree about steps as most of these are,
+    and less so about others. Without any, those of the law are exact.
     """
 
     residuals: tuple[float, ...]
@@ -100,6 +102,7 @@ class Noise:
     floors: Mapping[str, float] = field(default_factory=dict)
     widened: float = 1.0
     seen: Mapping[str, int] = field(default_factory=dict)
+    constants: Sequence[Sequence[float]] = ()
 
     @classmethod
     def of(cls, groups: Iterable[Seconds]) -> Noise:
@@ -126,9 +129,11 @@ class Noise:
         length = max(1, round(len(residuals) ** (1 / 3)))  # Künsch's order
         shares = (np.arange(draws) + 0.5) / draws
         guesses = EXTRAPOLATED * self._student(shares)
-        for factor, guess in zip(self.factors(shares), guesses):
+        for number, (factor, guess) in enumerate(zip(self.factors(shares), guesses)):
             starts = rng.integers(0, len(residuals), -(-RATIOS // length))
             drawn = residuals[(starts[:, None] + np.arange(length)).ravel() % len(residuals)]
+            if self.constants and isinstance(law, Affine):
+                law = law_of(np.array(self.constants[number % len(self.constants)]), law)
             yield Noisy(law, factor * np.exp(drawn), self.seen, float(guess))
 
     def intervals(

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from costs.cost import Affine, Host
+from costs.steps import Step
 from simulate.__main__ import main
-from simulate.advise.search import Search
+from simulate.advise.search import Search, serve
 from simulate.commands.fit import compare
 from simulate.engines import known
 from simulate.fitting.equations import Trajectory
@@ -72,6 +73,24 @@ def test_a_fit_finds_the_step_times_of_a_law(name: str, dense: Fitted) -> None:
     assert not found.doubts
 
 
+def test_exact_times_are_not_pulled_to_the_usual_law() -> None:
+    law = Affine(base=0.022, decode=8e-6, prompt=1e-4, prefill=0.003, context=1.6e-7, pair=1e-8)
+    found = fitted(served(law, rate=6.0)).law
+    for rows in (1, 8, 32):
+        step = Step(decodes=rows, context=rows * 200)
+        assert found.seconds(step) == pytest.approx(law.seconds(step), rel=0.01), rows
+
+
+def test_draws_of_the_law_agree_about_usual_steps_and_not_about_those_the_log_hardly_has(dense: Fitted) -> None:
+    still = replace(dense.noise, residuals=(0.0,), drift=0.0)
+    usual, rare = Step(decodes=6, context=1200), Step(decodes=1, context=200, prompt=1000, prefills=1, pairs=500_000)
+    spread = [
+        np.std([law.seconds(step) / dense.law.seconds(step) for law in still.laws(dense.law)]) for step in (usual, rare)
+    ]
+    assert 0 < spread[0] < 0.005
+    assert spread[1] > 3 * spread[0]
+
+
 def test_a_fit_is_kept_in_a_file_that_simulations_take(
     dense: Fitted, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,11 +146,16 @@ def test_where_no_law_is_found_the_log_is_refused_in_one_line(
     assert "--slots" in line
 
 
-def test_halves_of_a_log_with_one_row_a_step_agree_on_more_slots() -> None:
-    log = served(count=120, rate=1, slots=1)
-    halves = [fitted(some, "llama.cpp", slots=1) for some in (log[:60], log[60:])]
-    (_, *one), (_, *other) = (Search(each, {}).advice({"slots": 2})["gains"]["mean latency"] for each in halves)
-    assert max(one[0], other[0]) < min(one[1], other[1])
+@pytest.mark.parametrize("part", [0.0, 0.3], ids=["rows cost nothing", "rows cost"])
+def test_where_each_step_had_one_row_the_gain_of_more_slots_is_held_whatever_rows_cost(part: float) -> None:
+    pace = DENSE.base + DENSE.decode
+    law = replace(DENSE, base=pace * (1 - part), decode=pace * part)
+    log = served(law, count=120, rate=1, slots=1)
+    for some in (log[:60], log[60:]):
+        found = fitted(some, "llama.cpp", slots=1)
+        _, low, high = Search(found, {}).advice({"slots": 2})["gains"]["mean latency"]
+        one, two = (serve(found, change, law=law).latency.mean() for change in ({}, {"slots": 2}))
+        assert low <= two / one - 1 <= high
 
 
 def test_a_log_cut_out_of_a_busy_server_is_fitted_from_where_it_runs_alone() -> None:
