@@ -30,7 +30,7 @@ from scheduling.scheduler import Output
 from simulate.commands.fit import compare
 from simulate.engines import known
 from simulate.fitting.fit import fit
-from simulate.fitting.fitted import load
+from simulate.fitting.fitted import Fitted, load
 from simulate.logs.checks import checked
 from simulate.logs.log import Log, Request
 from simulate.logs.read import read
@@ -162,11 +162,16 @@ def judged(job: Case | Path, cost: Path | None = None) -> dict[str, Any]:
     began, begin = time.process_time(), 0 if cost else len(log.at) // 2
     fitted = load(cost) if cost else fit(log.until(begin), known.get(engine))
     seconds = time.process_time() - began
+    return {**compared(name, fitted, log, begin), "seconds": seconds}
+
+
+def compared(name: str, fitted: Fitted, log: Log, begin: int = 0) -> dict[str, Any]:
+    """Compare the requests of a log, from the one of number `begin` on, with what is predicted for them."""
     fitted = replace(fitted, log=log, scenario=replace(fitted.scenario, rows=log.trace))
     found = compare(fitted, log, np.arange(len(log.at)) >= begin)
     figures = {c.name: [c.predicted, *(c.interval or ()), c.measured] for c in found}
     result: dict[str, Any] = {
-        "name": name, "engine": fitted.kind.name, "seconds": seconds, "misfit": fitted.misfit, "doubts": fitted.doubts, "figures": figures,
+        "name": name, "engine": fitted.kind.name, "misfit": fitted.misfit, "doubts": fitted.doubts, "figures": figures,
         "cost": asdict(fitted.law), "host": asdict(fitted.scenario.host), "sources": fitted.sources, "floors": fitted.noise.floors,
     }  # fmt: skip
     for kind in KINDS:
@@ -179,7 +184,7 @@ def judged(job: Case | Path, cost: Path | None = None) -> dict[str, Any]:
 def line(run: dict[str, Any]) -> list[str]:
     kinds = [run[kind] for kind in KINDS]
     cells = (f"{k['error']:.1%}, P99 {k['p99']:+.1%}, {k['held']:.0%} in ±{k['width']:.0%}" for k in kinds)
-    return [run["name"], *cells, f"{run['seconds']:.0f}", "yes" if run["doubts"] else "no"]
+    return [run["name"], *cells, f"{run.get('seconds', 0):.0f}", "yes" if run["doubts"] else "no"]
 
 
 def summary(runs: list[dict[str, Any]], kind: str) -> dict[str, float]:
