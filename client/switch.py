@@ -186,7 +186,7 @@ def run(args: Values, console: Console) -> int:
     seconds = args.window or usual
     planned = max(1, int(args.minutes * 60 / (2 * seconds)))
     say(console, f"{target.url} will serve all its clients with {names[0]} (A) and {names[1]} (B) in turns of {seconds:.0f} s, for at "
-        f"most {planned * 2 * seconds / 60:.0f} minutes. Then {switch.serves} serves again, also after Ctrl-C")  # fmt: skip
+        f"most {planned * 2 * seconds / 60:.3g} minutes. Then {switch.serves} serves again, also after Ctrl-C")  # fmt: skip
     if not args.yes:
         if not sys.stdin.isatty():
             raise UsageError("there is no terminal to ask for confirmation. Use --yes to begin")

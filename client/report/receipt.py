@@ -205,7 +205,7 @@ def need(found: dict[str, Any]) -> str:
     least, planned = found["needed_s"] / 60, found["planned"] * found["pair_s"] / 60
     text = f"a change by {LEAST:.0%} takes about {math.ceil(least)} minutes to find"
     if least > planned:
-        text += f". In {planned:.0f} minutes there is too little traffic: use --minutes {math.ceil(least)}"
+        text += f". In {planned:.3g} minutes there is too little traffic: use --minutes {math.ceil(least)}"
     return text
 
 
