@@ -66,7 +66,9 @@ class ReceiptRequest(BaseModel):
     """POST /policy/receipt: what an experiment with policies found, to be shown by the live page."""
 
     lease: Annotated[StrictStr, Field(min_length=1, max_length=64)] = Field(description="the lease of the experiment")
-    lines: Annotated[list[Annotated[list[Text], f.at_most(8)]], f.at_most(32)] = Field(description="tables and texts")
+    lines: Annotated[list[Annotated[list[Text], Field(max_length=8)]], Field(max_length=32)] = Field(
+        description="tables and texts"
+    )
 
 
 OPERATIONS = [

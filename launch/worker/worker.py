@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from gunicorn.http import wsgi
@@ -64,7 +64,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         self._waiting: deque[TConn] = deque()  # requests for text while the server is full
         self._rejections = TokenBucket(REJECTIONS_PER_SECOND, REJECTION_BURST)
         self._closing = ClosingConnections(self._forget)
-        self._is_plain = connections.is_plain(self.cfg)
 
     def _forget(self) -> None:
         self.nr_conns -= 1
@@ -89,6 +88,10 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _has_unanswered(self) -> bool:
         """Whether a connection is neither idle nor closing."""
         return bool(self.nr_conns > sum(map(len, (self.pending_conns, self.keepalived_conns, self._closing))))
+
+    @cached_property
+    def _is_plain(self) -> bool:
+        return connections.is_plain(self.cfg)
 
     @property
     def service(self) -> Any:
