@@ -23,6 +23,13 @@ class PassOn(BaseException):
     """A request that only the engine's process can answer. No handler of errors may catch it."""
 
 
+def relay(source: Handover, target: Handover) -> None:
+    """Pass on the connections that nobody has received, as their process ends; not links, which front ends open again."""
+    left = [(sock, what) for sock, what in source.receive() if not isinstance(what, int)]
+    for first in range(0, len(left), MOST):
+        target.pass_on([*left[first : first + MOST]])
+
+
 class FrontExchange(Exchange):
     """A request to a front end."""
 
@@ -62,21 +69,34 @@ class FrontWorker(Worker):
 
     def dispatch(self, conn: TConn) -> None:
         """Pass on what this process does not carry, as far as it has arrived."""
-        if self.service.draining and self.service.status()[0] != "ok":
-            super().dispatch(conn)  # the engine's process may have ended
+        ends = self.service.draining and self.service.status()[0] != "ok"  # the engine's process may have ended
+        if ends and super()._needs_place(conn):
+            super().dispatch(conn)  # which refuses it
         else:
-            self.passing.append((self.channel.handover, conn, conn.parser.unreader.take_buffered()))
+            handover = self.handover if ends else self.channel.handover
+            self.passing.append((handover, conn, conn.parser.unreader.take_buffered()))
 
     def wait_for_and_dispatch_events(self, timeout: float) -> None:
         """See `Worker`; then pass on many connections in one message, again and again while too many are on their way."""
         super().wait_for_and_dispatch_events(min(timeout, RETRY_SECONDS) if self.passing else timeout)
         for handover in (self.channel.handover, self.handover):
             batch = [entry for entry in self.passing if entry[0] is handover][:MOST]
-            if batch and handover.pass_on([(conn.sock, request) for _, conn, request in batch]):
+            if batch and (handover.pass_on([(conn.sock, request) for _, conn, request in batch]) or self._ends):
                 self.passing[:] = [entry for entry in self.passing if entry not in batch]  # others append to it
                 self.nr_conns -= len(batch)
                 for _, conn, _ in batch:
                     conn.sock.close()  # without a shutdown, which would end the connection for the other process, too
+
+    @property
+    def _ends(self) -> bool:
+        """Whether neither this process nor that of the engine will answer a request."""
+        return not self.alive and (self.service is None or self.service.status()[0] != "ok")
+
+    def run(self) -> None:
+        """See `Worker`; then leave to the next process what that of the engine has not received."""
+        super().run()
+        if self._ends:
+            relay(self.channel.handover, self.handover)
 
 
 class EngineWorker(Worker):
@@ -124,3 +144,8 @@ class EngineWorker(Worker):
                 idle_at = time.monotonic()
             time.sleep(POLL_SECONDS)
         super()._drain(service, sig, max(1.0, end - time.monotonic()))
+
+    def run(self) -> None:
+        """See `Worker`; then leave to the next process what front ends have passed on too late for this one."""
+        super().run()
+        relay(self.channel.handover, self.handover)
