@@ -92,3 +92,20 @@ class SharedPlace(Place):
         with self._places.lock:
             n, self.count = self.count, 0
         self._places.give_back(n)
+
+
+class FormerPlaces(Places):
+    """The places of an inbox until it got `SharedPlaces`, which gets back what these had lent."""
+
+    successor: SharedPlaces
+
+    @property
+    def taken(self) -> int:
+        return 0
+
+    @taken.setter
+    def taken(self, more: int) -> None:
+        self.successor.give_back(-more)
+
+    def take(self, n: int = 1) -> bool:
+        return self.successor.take(n)

@@ -12,7 +12,7 @@ from typing import Any
 
 from api.service import LoadedEngine, Service
 from launch.front_ends import wire
-from launch.front_ends.channel import ENGINE, Channel, SharedPlaces
+from launch.front_ends.channel import ENGINE, Channel, FormerPlaces, SharedPlaces
 from scheduling.iteration import Iteration
 from serving.inference import Inference, InferenceError, cancel_all, failure
 from serving.recovery import blames_kernels
@@ -37,10 +37,12 @@ class FrontEnds:
     def begin(self, engine: LoadedEngine) -> None:
         """Let front ends take places and send requests."""
         inbox = engine.manager.inbox
-        with inbox.places.lock:
-            self._places.limit, own = inbox.places.limit, inbox.places.taken
-            inbox.places = self._places
-        self._places.take(own)
+        former: Any = inbox.places
+        with former.lock:
+            self._places.limit, own = former.limit, former.taken
+            self._places.give_back(-own)
+            inbox.places = former.successor = self._places
+            former.__class__ = FormerPlaces  # handlers have some: they have seen the engine since before
         engine.manager.observers.append(self._observe)
         self.ready.set()
 
