@@ -189,7 +189,7 @@ class Watch(BatchingManager):
             ):
                 text = "vLLM has not switched yet. It does so in its next step, unless its log has an error"
                 if mine:
-                    os.unlink(file)  # no lease that nobody knows of
+                    os.unlink(file)  # or a lease would begin of which its holder was not told
                     text = "vLLM has not switched: it had nothing to do, or its log has an error. Send it requests, and try again"
                 raise InferenceError("timeout_error", text)
 

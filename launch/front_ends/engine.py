@@ -102,11 +102,11 @@ class Link:
             for ended, counted, asked in wire.messages(self._sock):
                 for request in asked:
                     self._ask(*request)
-                cancel_all(
-                    [(self.open[id], InferenceError(*error)) for id, error in ended if error and id in self.open]
-                )
-                for id in [id for id, error in ended if error is None and id in self.open]:
-                    self.open[id].end_early()
+                # Looked up once, since the other thread forgets what it has sent.
+                known = [(found, error) for id, error in ended if (found := self.open.get(id)) is not None]
+                cancel_all([(inference, InferenceError(*error)) for inference, error in known if error])
+                for inference in [inference for inference, error in known if error is None]:
+                    inference.end_early()
                 for name, *values in counted:
                     getattr(meters, name)(*values)
                     self.unanswered += values[0] if name == "arrived" else -values[-1]
@@ -156,9 +156,10 @@ class Link:
         ended = []
         for _ in range(len(self.ended)):
             id, what = self.ended.popleft()
-            inference, sent = self.open.pop(id, None), self.streams.pop(id, 0)
-            if isinstance(what, InferenceError) or inference is None:
-                ended.append((id, b"", wire.reason(what if isinstance(what, InferenceError) else None), ()))
+            self.open.pop(id, None)
+            sent = self.streams.pop(id, 0)
+            if isinstance(what, InferenceError):  # it was refused
+                ended.append((id, b"", wire.reason(what), ()))
                 continue
             seq = what.sequence
             error = what.error or failure(seq.error)

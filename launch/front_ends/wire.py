@@ -2,7 +2,7 @@
 
 Both are forked from one process, so both run the same Python.
 
-* To the engine's process: requests, those that ended before their last token, and what `Meters` shall count.
+* To the engine's process: requests, those that ended before their last token, and the calls to make to `Meters`.
 * To a front end, at first: facts of the engine, as `FACTS` names them. Then, after each step: the state of the loop, new
   tokens of streams, and what ended.
 """

@@ -24,10 +24,8 @@ class PassOn(BaseException):
 
 
 def relay(source: Handover, target: Handover) -> None:
-    """Pass on the connections that nobody has received, as their process ends; not links, which front ends open again."""
-    left = [(sock, what) for sock, what in source.receive() if not isinstance(what, int)]
-    for first in range(0, len(left), MOST):
-        target.pass_on([*left[first : first + MOST]])
+    """Pass on connections that the ending process did not receive, but no links: front ends open new ones."""
+    target.pass_all([(sock, what) for sock, what in source.receive() if not isinstance(what, int)])
 
 
 class FrontExchange(Exchange):
@@ -62,7 +60,7 @@ class FrontWorker(Worker):
     channel: Any  # a Channel, which imports this module
     link: Any = None  # the Link that requests are sent through
     exchange = FrontExchange
-    passing: list[tuple[Handover, TConn, bytes]]  # what another process shall answer; only the main thread changes it
+    passing: list[tuple[Handover, TConn, bytes]]  # for another process to answer; only the main thread changes it
 
     def _needs_place(self, conn: TConn) -> bool:
         return super()._needs_place(conn) and self.link.carries

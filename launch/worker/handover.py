@@ -32,8 +32,12 @@ class Handover:
 
     def send(self) -> None:
         """Send what was kept to the next worker, which may not exist yet."""
-        for first in range(0, len(self._kept), MOST):
-            self.pass_on(self._kept[first : first + MOST])
+        self.pass_all(self._kept)
+
+    def pass_all(self, pairs: list[tuple[socket.socket, bytes | int]]) -> None:
+        """Send any number of sockets, as far as there is room."""
+        for first in range(0, len(pairs), MOST):
+            self.pass_on(pairs[first : first + MOST])
 
     def pass_on(self, pairs: list[tuple[socket.socket, bytes | int]]) -> bool:
         """Send up to `MOST` sockets, each with a request or a number; return False if too many are on their way."""
