@@ -23,7 +23,7 @@ from terminal.options import UsageError, Values
 from . import data
 from .display import Display
 from .report import conversations, figures
-from .report.measure import Outcome, RunFacts
+from .report.measure import Outcome
 from .send.load import Failed, LoadRun, raise_for, send_all
 from .send.target import KeyRefused, ServerUnreachable, Target, fetch_stats
 from .workloads import catalog, corpus, programs
@@ -85,27 +85,28 @@ def measure(
     sent = send(target, plan.planned, console, plan.arrivals, on_outcome)
     settle()
     api = target.dialect.api
-    facts = RunFacts(
+    numbers = conversations.result(
+        sent.outcomes,
+        _programs(plan.planned, pace),
+        slos=dict(flags.goodput),
+        stalls=sent.stalls,
         date=datetime.now().astimezone().strftime("%Y%m%d-%H%M%S"),
-        config=config,
-        seed=plan.seed,
-        trace_sha256=data.trace_sha256(plan.planned),
-        request_rate=plan.arrivals.rate,
-        burstiness=plan.arrivals.burstiness,
-        num_prompts=len(plan.planned),
-        server_before=before,
-        server_after=stats_or_none(target),
-        machine=machine(),
-        versions=versions(),
         backend="effective-batching" if api == "inference" else api,
         model_id=target.dialect.model,
+        num_prompts=len(plan.planned),
+        request_rate=plan.arrivals.rate,
+        burstiness=plan.arrivals.burstiness,
         max_concurrency=plan.arrivals.users,
-        slos=dict(flags.goodput),
-        warmup=warmup,
-        stalls=sent.stalls,
-        programs=_programs(plan.planned, pace),
+        warmup_requests=warmup,
+        seed=plan.seed,
+        trace_sha256=data.trace_sha256(plan.planned),
+        config=config,
+        machine=machine(),
+        versions=versions(),
+        server_before=before,
+        server_after=stats_or_none(target),
     )
-    return conversations.result(sent.outcomes, facts), sent
+    return numbers, sent
 
 
 def send(

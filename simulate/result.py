@@ -101,26 +101,30 @@ def result(
     A `brief` result has no intervals within the run, which take longer than the run itself.
     """
     arrivals = rows.arrivals if rows else None
-    facts = measure.RunFacts(
-        date=date,
-        config=config,
-        seed=seed,
-        trace_sha256=rows.sha256 if rows and not brief else "",
-        request_rate=float(f"{rows.rate:.9g}") if rows else math.inf,  # the one that was asked for, not a neighbor
-        burstiness=arrivals.burstiness if arrivals else None,
-        num_prompts=run.requests,
-        server_before=None,
-        server_after={"policy": run.policy, "engine": engine(run, config)},
-        machine=MACHINE,
-        versions=versions(),
-        slos={name: 1000 * limit for name, limit in (limits or {}).items() if limit},
-        has_intervals=not brief,
-    )
+    slos = {name: 1000 * limit for name, limit in (limits or {}).items() if limit}
     chunks = chunks_of(run) if run.iterations else {}
     outcomes = [outcome(i, s, run, chunks) for i, s in enumerate(run.sequences)]
-    numbers = conversations.result(outcomes, facts)
+    numbers = conversations.result(
+        outcomes,
+        {},
+        slos=slos,
+        has_intervals=not brief,
+        date=date,
+        num_prompts=run.requests,
+        request_rate=float(f"{rows.rate:.9g}") if rows else math.inf,  # the one that was asked for, not a neighbor
+        burstiness=arrivals.burstiness if arrivals else None,
+        max_concurrency=None,
+        warmup_requests=0,
+        seed=seed,
+        trace_sha256=rows.sha256 if rows and not brief else "",
+        config=config,
+        machine=MACHINE,
+        versions=versions(),
+        server_before=None,
+        server_after={"policy": run.policy, "engine": engine(run, config)},
+    )
     if any(seq.deadline is not None for seq in run.sequences) and numbers["duration"]:
-        good = sum(met(s, run) and measure.meets(o, facts.slos) for s, o in zip(run.sequences, outcomes))
+        good = sum(met(s, run) and measure.meets(o, slos) for s, o in zip(run.sequences, outcomes))
         numbers["request_goodput"] = good / numbers["duration"]
     numbers |= {
         "backend": "effective-batching simulate",

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import measure, programs
-from .measure import Outcome, RunFacts, statistics_ms
+from .measure import Outcome, statistics_ms
 
 
-def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
-    """Return the result object of a run with its `turns` and `programs`, which are None unless it had some."""
-    found, each = programs.of(outcomes, facts.programs)
-    return {**measure.result(outcomes, facts), "turns": turns(outcomes), "programs": found, "program_times": each}
+def result(outcomes: Sequence[Outcome], known: Mapping[str, tuple[int, float | None]], **facts: Any) -> dict[str, Any]:
+    """Return the result object of a run with its `turns` and `programs`, which are None unless it had some.
+
+    `known` are the calls of each program, and the seconds of its longest path alone.
+    """
+    found, each = programs.of(outcomes, known)
+    return {**measure.result(outcomes, **facts), "turns": turns(outcomes), "programs": found, "program_times": each}
 
 
 def turns(outcomes: Sequence[Outcome]) -> list[dict[str, Any]] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,34 +104,6 @@ class Outcome:
         return self.latency / self.tokens if self.tokens else None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """Facts about a run besides its outcomes; `slos` are limits in ms by measure.
-
-    `programs` are the calls of each program, and the seconds of its longest path alone, if these are known.
-    """
-
-    date: str
-    config: Mapping[str, Any]
-    seed: int
-    trace_sha256: str
-    request_rate: float
-    burstiness: float | None
-    num_prompts: int
-    server_before: Mapping[str, Any] | None
-    server_after: Mapping[str, Any] | None
-    machine: Mapping[str, Any]
-    versions: Mapping[str, str]
-    backend: str = "effective-batching"
-    model_id: str | None = None
-    max_concurrency: int | None = None
-    slos: Mapping[str, float] = field(default_factory=dict)
-    warmup: int = 0
-    stalls: Sequence[float] = ()
-    programs: Mapping[str, tuple[int, float | None]] = field(default_factory=dict)
-    has_intervals: bool = True
-
-
 def statistics_ms(name: str, seconds: Sequence[float] | np.ndarray) -> dict[str, float | None]:
     """Return mean, median, std, p50, p90 and p99 in milliseconds; None if nothing was measured."""
     if len(seconds) == 0:
@@ -219,27 +191,28 @@ def meets(outcome: Outcome, slos: Mapping[str, float]) -> bool:
     return all(value is not None and value * 1000 <= slos[name] for name, value in measured.items())
 
 
-def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
-    """Return the result object; figures that need streaming or a tokenizer may be null."""
+def result(
+    outcomes: Sequence[Outcome], *, slos: Mapping[str, float] | None = None, stalls: Sequence[float] = (),
+    has_intervals: bool = True, **facts: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the result object: the facts of the run, and its figures; those that need streaming or a tokenizer may be null.
+
+    `slos` are limits in ms by measure. Of the facts, `num_prompts`, `request_rate`, `server_before` and `server_after` are read.
+    """
     outcomes = sorted(outcomes, key=lambda outcome: outcome.index)
     done = [outcome for outcome in outcomes if not outcome.error]
-    server = facts.server_after or facts.server_before or {}
+    server = facts["server_after"] or facts["server_before"] or {}
     engine = server.get("engine")
-    model = engine.get("model") if isinstance(engine, Mapping) else facts.model_id
     numbers = throughput(outcomes)
-    if facts.slos and numbers["duration"]:
-        numbers["request_goodput"] = sum(meets(o, facts.slos) for o in outcomes) / numbers["duration"]
+    if slos and numbers["duration"]:
+        numbers["request_goodput"] = sum(meets(o, slos) for o in outcomes) / numbers["duration"]
     per_token = [o.normalized for o in done if o.normalized is not None]
     prompts = [o.prompt_tokens for o in outcomes]
     streamed = any(o.first is not None for o in done)
     return {
-        "date": facts.date,
-        "backend": facts.backend,
-        "model_id": model,
-        "num_prompts": facts.num_prompts,
-        "request_rate": facts.request_rate if facts.request_rate != float("inf") else "inf",
-        "burstiness": facts.burstiness,
-        "max_concurrency": facts.max_concurrency,
+        **facts,
+        "model_id": engine.get("model") if isinstance(engine, Mapping) else facts.get("model_id"),
+        "request_rate": facts["request_rate"] if facts["request_rate"] != float("inf") else "inf",
         **numbers,
         **distributions(done),
         "mean_latency_per_token_ms": 1000 * sum(per_token) / len(per_token) if per_token else None,
@@ -252,46 +225,39 @@ def result(outcomes: Sequence[Outcome], facts: RunFacts) -> dict[str, Any]:
         "errors": [outcome.error for outcome in outcomes],
         "asked_lens": [outcome.asked_tokens for outcome in outcomes],
         "failures": dict(Counter(o.error for o in outcomes if o.error).most_common()),
-        "unsent": facts.num_prompts - len(outcomes),
+        "unsent": facts["num_prompts"] - len(outcomes),
         "finish_reasons": dict(Counter(o.finish_reason for o in done if o.finish_reason).most_common()),
-        "warmup_requests": facts.warmup,
         "fairness": fairness(done),
-        "slos_ms": dict(facts.slos),
-        "intervals": intervals(done) if facts.has_intervals else {},
-        "seed": facts.seed,
-        "trace_sha256": facts.trace_sha256,
+        "slos_ms": dict(slos or {}),
+        "intervals": intervals(done) if has_intervals else {},
         "policy": server.get("policy"),
-        "config": dict(facts.config),
-        "machine": dict(facts.machine),
-        "versions": dict(facts.versions),
-        "client_lag": client_lag(outcomes, facts.stalls),
-        "server_before": facts.server_before,
-        "server_after": facts.server_after,
+        "client_lag": client_lag(outcomes, stalls),
+    }
+
+
+def series(done: Sequence[Outcome]) -> dict[str, list[float | None]]:
+    """Return the values of every measure of single requests, in order."""
+    return {
+        "ttft": [o.ttft for o in done],
+        "tpot": [o.tpot for o in done],
+        "e2el": [o.latency for o in done],
+        "normalized_latency": [o.normalized for o in done],
     }
 
 
 def distributions(done: Sequence[Outcome]) -> dict[str, float | None]:
     """Return the statistics of every measure of single requests; ITL is pooled over all tokens."""
-    series: dict[str, list[float | None]] = {
-        "ttft": [o.ttft for o in done],
-        "tpot": [o.tpot for o in done],
-        "itl": [gap for o in done for gap in o.itls],
-        "e2el": [o.latency for o in done],
-        "normalized_latency": [o.normalized for o in done],
-        "queue": [o.queue for o in done],
-    }
+    each = series(done)
+    each |= {"itl": [gap for o in done for gap in o.itls], "queue": [o.queue for o in done]}
     numbers: dict[str, float | None] = {}
-    for name, values in series.items():
+    for name, values in each.items():
         numbers |= statistics_ms(name, [value for value in values if value is not None])
     return numbers
 
 
 def intervals(done: Sequence[Outcome]) -> dict[str, Any]:
     """Return 95 % intervals within this run (block bootstrap over requests) of mean, p50 and p99."""
-    done = sorted(done, key=lambda o: o.intended)
-    return {
-        **figures.intervals("ttft", [o.ttft for o in done]),
-        **figures.intervals("tpot", [o.tpot for o in done]),
-        **figures.intervals("e2el", [o.latency for o in done]),
-        **figures.intervals("normalized_latency", [o.normalized for o in done]),
-    }
+    found: dict[str, Any] = {}
+    for name, values in series(sorted(done, key=lambda o: o.intended)).items():
+        found |= figures.intervals(name, values)
+    return found

@@ -20,7 +20,9 @@ from client.send import load
 from client.send.dialects import APIS, Dialect
 from client.send.sse import Events
 from client.send.target import Target
+from client.workloads import catalog
 from client.workloads.arrivals import Arrivals
+from terminal.options import Values
 from tests.support import wait_until
 from tests.support.mock_server import MockServer
 
@@ -39,8 +41,9 @@ def sent(server: MockServer, dialect: Dialect, planned: list[Planned], **how: An
     return run
 
 
-def facts(count: int, **more: Any) -> measure.RunFacts:
-    return measure.RunFacts("", {}, 1, "", 1.0, 1.0, count, None, None, {}, {}, **more)
+def facts(count: int, **more: Any) -> dict[str, Any]:
+    known = {"config": {}, "seed": 1, "request_rate": 1.0, "server_before": None, "server_after": None}
+    return {**known, "num_prompts": count, **more}
 
 
 def outcome(index: int = 0, **changes: Any) -> measure.Outcome:
@@ -73,7 +76,7 @@ def test_every_measure_of_a_stream_is_right(server: MockServer, api: str) -> Non
     run = sent(server, Dialect(api, stream=True), trace(30))
     outcomes = run.outcomes()
     assert [o.error for o in outcomes] == [""] * 30
-    result = measure.result(outcomes, facts(30, stalls=run.stalls))
+    result = measure.result(outcomes, **facts(30, stalls=run.stalls))
     total = 1000 * (TTFT + ITL * (TOKENS - 1))
     assert close(1000 * TTFT, result["median_ttft_ms"])
     assert close(total, result["median_e2el_ms"])
@@ -101,7 +104,7 @@ def test_every_measure_of_a_stream_is_right(server: MockServer, api: str) -> Non
 def test_a_whole_answer_has_a_latency_and_no_ttft(server: MockServer, api: str) -> None:
     server.ttft, server.itl = TTFT, ITL
     run = sent(server, Dialect(api), trace(20))
-    result = measure.result(run.outcomes(), facts(20))
+    result = measure.result(run.outcomes(), **facts(20))
     assert result["failed"] == 0
     assert close(1000 * (TTFT + ITL * 5), result["median_e2el_ms"])
     assert result["mean_ttft_ms"] is result["mean_itl_ms"] is result["ttfts"] is None
@@ -163,7 +166,7 @@ def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
     assert run.wait(60)
     outcomes = run.outcomes()
     run.close()
-    numbers = measure.result(outcomes, facts(60, stalls=run.stalls))
+    numbers = measure.result(outcomes, **facts(60, stalls=run.stalls))
     lag = numbers["client_lag"]
     assert lag["max_ms"] > 250
     assert lag["stall_max_ms"] > 250
@@ -216,7 +219,7 @@ def test_goodput_counts_requests_within_all_limits() -> None:
     assert [measure.meets(o, slos) for o in (good, late, slow, one)] == [True, False, False, True]
     assert not measure.meets(replace(good, error="timeout"), slos)
     assert not measure.meets(outcome(), slos)
-    result = measure.result([good, late], facts(2, slos=slos))
+    result = measure.result([good, late], **facts(2, slos=slos))
     assert result["request_goodput"] == 1.0
 
 
@@ -276,7 +279,7 @@ def test_a_closed_pace_reaches_the_engine(server: MockServer) -> None:
     assert server.most_running <= 2
 
 
-def test_the_result_has_the_keys_of_vllm_bench_serve() -> None:
+def test_the_result_has_the_keys_of_vllm_bench_serve(server: MockServer) -> None:
     wanted = {
         "date", "backend", "model_id", "num_prompts", "request_rate", "burstiness", "max_concurrency",
         "duration", "completed", "failed", "total_input_tokens", "total_output_tokens",
@@ -287,12 +290,13 @@ def test_the_result_has_the_keys_of_vllm_bench_serve() -> None:
         *(f"{s}_{m}_ms" for s in ("mean", "median", "std", "p50", "p90", "p99")
           for m in ("ttft", "tpot", "itl", "e2el")),
     }  # fmt: skip
-    assert wanted <= set(measure.result([outcome()], facts(1)))
+    plan, flags = catalog.Plan(trace(1), Arrivals("burst"), 1), Values(origin={}, goodput=[])
+    assert wanted <= set(runs.measure(Target(server.url), plan, {}, flags, 0, Console(stderr=True), lambda _: None)[0])
 
 
 def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
     outcomes = [outcome(0), outcome(1, intended=1.0, sent=1.5, ended=3.0, tokens=20)]
-    result = measure.result(outcomes, facts(2))
+    result = measure.result(outcomes, **facts(2))
     assert result["e2els"] == [1.0, 2.0]
     assert result["mean_e2el_ms"] == 1500
     assert result["p90_e2el_ms"] == pytest.approx(1900)
@@ -306,18 +310,18 @@ def test_latency_counts_from_the_intended_time_and_holds_the_lag() -> None:
 
 def test_a_punctual_client_is_not_warned_about() -> None:
     outcomes = [outcome(sent=0.009)]
-    assert tables.warnings_of(measure.result(outcomes, facts(1)), outcomes) == []
+    assert tables.warnings_of(measure.result(outcomes, **facts(1)), outcomes) == []
 
 
 def test_requests_that_a_server_refused_are_not_counted_as_failed() -> None:
     errors = ["timeout", "refused", "HTTP 429 (overloaded)", "error event (overloaded)"]
     outcomes = [outcome(i, tokens=0, error=error) for i, error in enumerate(errors)]
-    shown = dict(tables.rows(measure.result(outcomes, facts(4))))
+    shown = dict(tables.rows(measure.result(outcomes, **facts(4))))
     assert (shown["Refused requests"], shown["Failed requests"]) == ("3", "1")
 
 
 def test_a_run_in_which_nothing_finished_still_has_a_result() -> None:
-    result = measure.result([outcome(tokens=0, error="timeout")], facts(2))
+    result = measure.result([outcome(tokens=0, error="timeout")], **facts(2))
     assert (result["completed"], result["failed"], result["unsent"]) == (0, 1, 1)
     assert result["mean_e2el_ms"] is result["output_throughput"] is None
     assert json.loads(json.dumps(result, allow_nan=False)) == result

@@ -31,13 +31,14 @@ def step(n: int) -> dict[str, Any]:
     return {"n": n, "t": n * 0.1, "queue": max(0, 3 - n), "members": members}
 
 
-def facts(load: str) -> measure.RunFacts:
+def facts(load: str) -> dict[str, Any]:
     engine = {
         "model": "bard", "slot_steps": {"useful": 30, "held": 10, "idle": 60}, "drafts": {"tokens": 8, "accepted": 4},
     }  # fmt: skip
-    return measure.RunFacts(
-        "", {}, 1, "t", 1.0, 1.0, 12, None, {"engine": engine}, {"cpus": 2, "processor": "a CPU"}, {}
-    )
+    return {
+        "seed": 1, "trace_sha256": "t", "request_rate": 1.0, "num_prompts": 12, "warmup_requests": 0, "config": {},
+        "machine": {"cpus": 2, "processor": "a CPU"}, "versions": {}, "server_before": None, "server_after": {"engine": engine},
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -68,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ]  # fmt: skip
             for outcome in outcomes:
                 record(outcome)
-            kept.add(labels, measure.result(outcomes, facts(load)))
+            kept.add(labels, measure.result(outcomes, **facts(load)))
             for n in range(8):
                 kept.iterations.write(json.dumps({**labels, **step(n)}) + "\n")
     kept.warn("static: <script>alert(1)</script>")
