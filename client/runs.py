@@ -19,6 +19,7 @@ from rich.console import Console
 
 from terminal.console import say
 from terminal.options import UsageError, Values
+from terminal.shell import open_files
 
 from . import data
 from .display import Display
@@ -203,20 +204,10 @@ def versions() -> dict[str, str]:
 
 def allow_files(connections: int, at_once: bool) -> None:
     """Raise the open-file limit for this many connections; raise UsageError for a burst that exceeds it."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return
     need = connections + SPARE_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= need:
-        return
-    best = need if hard == resource.RLIM_INFINITY else min(need, hard)
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (best, hard))
-        soft = best
-    if at_once and soft < need:
+    limit = open_files(need)
+    if at_once and limit < need:
         raise UsageError(
-            f"the open-file limit is {soft:,}, but {connections:,} connections need {need:,}. "
+            f"the open-file limit is {limit:,}, but {connections:,} connections need {need:,}. "
             f"Run 'ulimit -n {need}' or lower --numsamples"
         )

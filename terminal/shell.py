@@ -1,4 +1,4 @@
-"""What a command owes its shell: no complaint about a closed pipe, completion, and the name it was called by.
+"""A command and its shell: no complaint about a closed pipe, completion, the name it was called by, and `ulimit -n`.
 
 This module must not know any particular command.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -40,3 +41,13 @@ def complete(command: click.Command, variable: str, environ: Mapping[str, str]) 
         name = str(command.name).rpartition("/")[2]
         with printing():
             raise SystemExit(shell_complete(command, {"obj": {}}, name, variable, environ[variable]))
+
+
+def open_files(needed: int) -> int:
+    """Raise this process's limit on open files to what is needed, as far as that is allowed; return how many it may open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return needed
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed

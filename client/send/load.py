@@ -28,7 +28,6 @@ from .sse import Events
 from .target import CANNOT_CONNECT, CONNECT_SECONDS, Target
 
 HEARTBEAT_SECONDS = 0.01
-SLICE_SECONDS = 1.0  # of a wait without a timeout: on Windows, Ctrl-C does not interrupt an endless one
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +149,7 @@ class LoadRun:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until all sent requests have ended; return False after the timeout."""
-        over = self._finished.wait(SLICE_SECONDS if seconds is None else seconds)
-        while seconds is None and not over:
-            over = self._finished.wait(SLICE_SECONDS)
+        over = self._finished.wait(seconds)
         if self._broken is not None:
             raise self._broken
         return over

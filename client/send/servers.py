@@ -43,19 +43,17 @@ def free_port() -> int:
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
     """Turn SIGTERM and SIGHUP into SystemExit, so that no server outlives this process."""
-    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
-    if threading.current_thread() is not threading.main_thread():
-        names = []
+    is_main = threading.current_thread() is threading.main_thread()  # no other may
 
     def leave(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    usual = {name: signal.signal(getattr(signal, name), leave) for name in names}
+    usual = {one: signal.signal(one, leave) for one in (signal.SIGTERM, signal.SIGHUP) if is_main}
     try:
         yield
     finally:
-        for name, handler in usual.items():
-            signal.signal(getattr(signal, name), handler)
+        for one, handler in usual.items():
+            signal.signal(one, handler)
 
 
 def check(commands: Iterable[Sequence[str]]) -> None:

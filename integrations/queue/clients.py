@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import json
 import math
-import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from api.http.errors import ApiError
 from integrations.queue import errors
 from integrations.queue.limits import Limits
+from terminal.shell import open_files
 
 BACKLOG = 2048
 LINGER_SECONDS = 5.0  # to read and discard what a client sends after its answer
@@ -189,12 +189,7 @@ def _malformed(error: HttpProcessingError) -> ApiError:
 
 def within_open_files(limits: Limits) -> Limits:
     """Raise this process's limit on open files to what the connections need; return limits that fit where it is fixed."""
-    needed = 2 * limits.connections + RESERVED_FILES
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return limits
-    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    allowed = open_files(2 * limits.connections + RESERVED_FILES)
     return limits._replace(connections=max(1, (allowed - RESERVED_FILES) // 2))
 
 
