@@ -17,7 +17,7 @@ from flask import Response, g
 
 from api.answer_parts import AnswerParts
 from api.http import errors
-from api.http.deferral import Deferred, Ticket
+from api.http.deferral import Deferred
 from api.http.errors import ApiError
 from api.http.registry import RequestContext
 from api.prompts import Prompt, resolve_max_tokens
@@ -59,7 +59,7 @@ class GenerationRequest:
     ignored: list[str] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Generation:
     """A request whose inferences are in the queue: `n` for each prompt, in order."""
 
@@ -70,7 +70,7 @@ class Generation:
     own_limit: float | None  # after which it ends with a partial answer, if that is before the server's limit
     ends_at: float  # the time at which it is late
     seed: int  # of its last prompt, which in most dialects is the only one
-    ticket: Ticket | None = None  # of a request that does not stream
+    part_ended: Wakeup  # `wakeup`, or that of a request that does not stream
 
     @property
     def groups(self) -> list[list[Inference]]:
@@ -225,9 +225,9 @@ def start_generation(
         resolve_max_tokens(engine, prompt, request.max_tokens, request.limit_name, request.prompt_name)
         for prompt in request.prompts
     ]
-    wakeup = Wakeup() if streams else None
-    ticket = None if streams else service.completer.ticket()
-    options = {**request.options, "wakeup": wakeup, "on_end": ticket and ticket.notify}
+    part_ended = Wakeup()
+    wakeup = part_ended if streams else None
+    options = {**request.options, "wakeup": wakeup, "on_end": None if streams else part_ended.notify}
     named = options.pop("program"), options["session"], options.pop("parent")
     if any(named):
         options["call"] = service.programs.begin(*named)
@@ -250,7 +250,7 @@ def start_generation(
             )  # fmt: skip
     engine.manager.enqueue_all(inferences)
     ends_at = inferences[0].sequence.arrived_at + (own or limit)
-    generation = Generation(request, inferences, wakeup, limit, own, ends_at, seed, ticket)
+    generation = Generation(request, inferences, wakeup, limit, own, ends_at, seed, part_ended)
     if wakeup is not None and engine.manager.policy is not None and engine.manager.policy.estimates:
         generation.wait_until_received(wakeup)
     return generation

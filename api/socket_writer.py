@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
@@ -52,9 +52,6 @@ class Source(Protocol):
 
     def read(self) -> bytes:
         """Return the bytes that are ready to be sent, and never wait."""
-
-    def frames(self) -> Iterator[bytes]:
-        """Yield the bytes as they become ready, for a handler that sends them itself."""
 
 
 class Stream:

@@ -26,6 +26,7 @@ from serving.inference import CHECK_SECONDS
 log = logging.getLogger(__name__)
 
 SILENCE = 10.0  # seconds after which a comment shows that the server is alive
+POLL_SECONDS = 0.04  # between two looks at a source without a wakeup
 PING = b": ping\n\n"  # a comment
 EVENTS = "text/event-stream; charset=utf-8"
 DONE = b"data: [DONE]\n\n"
@@ -85,39 +86,22 @@ class StreamReader:
         return Delta(self.choice, self._text.rest(self.inference.answer), self._sent, count, True)
 
 
-class Answers:
-    """The unfinished answers of a stream, and the events for what is new in them."""
-
-    def __init__(self, readers: list[StreamReader], encode: Callable[[Delta], bytes]) -> None:
-        self.live = readers
-        self._encode = encode
-
-    def read(self) -> bytes:
-        """Return the events that are ready; raise InferenceError when an answer has failed."""
-        deltas = [delta for reader in self.live if (delta := reader.read()) is not None]
-        self.live = [reader for reader in self.live if not reader.done]
-        return b"".join(map(self._encode, deltas))
-
-    def has_fewer_than(self, tokens: int) -> bool:
-        """Return whether to wait for more tokens; the first token of an answer and its end never wait."""
-        return not any(r.inference.is_finished or r.unread >= (tokens if r.taken else 1) for r in self.live)
-
-
 class EventStream:
     """The events of a generation, as `api/socket_writer.py` or a handler reads them; see `respond`."""
 
     paced = False
 
     def __init__(
-        self, generation: Generation, answers: Answers, end: Callable[[], bytes], failed: Callable[[ApiError], bytes],
-        tokens_together: int | None, ping: bytes,
+        self, generation: Generation, scored: bool, encode: Callable[[Delta], bytes], end: Callable[[], bytes],
+        failed: Callable[[ApiError], bytes], tokens_together: int | None, ping: bytes,
     ) -> None:  # fmt: skip
         assert generation.wakeup is not None
         self.wakeup = generation.wakeup
         self.ended = self.is_behind = False
         self.blocked_since: float | None = None
         self._generation = generation
-        self._answers = answers
+        self._live = [StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)]
+        self._encode = encode
         self._end = end
         self._failed = failed
         self._together = tokens_together
@@ -130,15 +114,6 @@ class EventStream:
     def ends_at(self) -> float:
         """The time of its own limit, which it must not exceed; the server's limit is looked at now and then."""
         return math.inf if self._generation.own_limit is None else self._generation.ends_at
-
-    def frames(self) -> Iterator[bytes]:
-        """Yield the events as they come, in a thread that waits for them."""
-        while not self.ended:
-            if data := self.read():
-                yield data
-            else:
-                at = min(self._spoke_at + SILENCE, self._check_at, self._generation.ends_at)
-                self.wakeup.wait(at - time.perf_counter())
 
     def read(self) -> bytes:
         """Return the events that are ready: the last ones when it ends, and a ping after `SILENCE` seconds without any."""
@@ -156,16 +131,16 @@ class EventStream:
         return self._failed(api_error)
 
     def _read(self) -> bytes:
-        generation, answers = self._generation, self._answers
+        generation = self._generation
         # Before looking for tokens: one that comes later wakes the reader. The writer looks after each step anyway.
         self.wakeup.wants_tokens = not (self._has_begun and self.wakeup.resume and self._together is None)
-        frame = b"" if self._together and answers.has_fewer_than(self._together) else answers.read()
-        self.is_behind = bool(frame) and not answers.live  # the end has a frame of its own
+        frame = b"" if self._together and self._has_fewer_than(self._together) else self._new()
+        self.is_behind = bool(frame) and not self._live  # the end has a frame of its own
         now = time.perf_counter()
         if frame:
             self._spoke_at, self._has_begun = now, True
             return frame
-        if not answers.live:
+        if not self._live:
             self.ended = True
             return self._end()
         if now >= generation.ends_at and generation.end_if_late(now):
@@ -177,6 +152,16 @@ class EventStream:
             self._check_at = now + CHECK_SECONDS
             generation.end_if_lost()
         return b""
+
+    def _new(self) -> bytes:
+        """Return the events for what is new in the unfinished answers; raise InferenceError when one has failed."""
+        deltas = [delta for reader in self._live if (delta := reader.read()) is not None]
+        self._live = [reader for reader in self._live if not reader.done]
+        return b"".join(map(self._encode, deltas))
+
+    def _has_fewer_than(self, tokens: int) -> bool:
+        """Return whether to wait for more tokens; the first token of an answer and its end never wait."""
+        return not any(r.inference.is_finished or r.unread >= (tokens if r.taken else 1) for r in self._live)
 
 
 def respond(
@@ -196,10 +181,12 @@ def respond(
     without Flask's context. A failed stream ends without `end`, so that no client takes it for a whole answer. `ping` shows
     a client that waits that the server is alive. With `tokens_together` a frame has that many tokens, otherwise all there are.
     """
-    answers = Answers([StreamReader(i, each, scored=scored) for i, each in enumerate(generation.inferences)], encode)
     write = errors.writer()
-    stream = EventStream(generation, answers, end, lambda error: event(write(error)[1]), tokens_together, ping)
-    return event_stream(stream, media)
+
+    def failed(error: ApiError) -> bytes:
+        return event(write(error)[1])
+
+    return event_stream(EventStream(generation, scored, encode, end, failed, tokens_together, ping), media)
 
 
 def event_stream(source: Source, media: str = EVENTS) -> Response:
@@ -209,7 +196,20 @@ def event_stream(source: Source, media: str = EVENTS) -> Response:
     """
     if request.method != "HEAD":  # which has no body
         request.environ[STREAM] = source
-    response = Response(source.frames(), content_type=media)
+    response = Response(frames(source), content_type=media)
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
     return response
+
+
+def frames(source: Source) -> Iterator[bytes]:
+    """Yield the bytes of a source as they become ready, in a thread that waits for them."""
+    while not source.ended:
+        if data := source.read():
+            source.blocked_since = time.perf_counter()
+            yield data
+            source.blocked_since = None
+        elif source.wakeup is not None:
+            source.wakeup.wait(min(CHECK_SECONDS, source.ends_at - time.perf_counter()))
+        else:
+            time.sleep(POLL_SECONDS)

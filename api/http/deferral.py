@@ -15,11 +15,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from flask import Flask, Response, request
 
 from serving.inference import CHECK_SECONDS
+from serving.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -30,7 +32,7 @@ class Work(Protocol):
     """Work that must end before the response can be made."""
 
     @property
-    def ticket(self) -> Ticket | None: ...
+    def part_ended(self) -> Wakeup: ...  # which its parts notify when they end
     @property
     def is_over(self) -> bool: ...
     @property
@@ -117,22 +119,6 @@ class DeferredRequest:
             return self._app.handle_user_exception(error)
 
 
-class Ticket:
-    """Links work to its waiter; any thread calls `notify` when a part of the work ends."""
-
-    __slots__ = ("_over", "resume", "work")
-
-    def __init__(self, over: queue.SimpleQueue[Ticket]) -> None:
-        self._over = over
-        self.work: Work | None = None
-        self.resume: Callable[[], None] | None = None
-
-    def notify(self) -> None:
-        """Let the completer check whether the work is over."""
-        if self.resume is not None:
-            self._over.put(self)
-
-
 class Completer:
     """A thread that resumes requests whose work has ended, one after the other; `resume` must not block.
 
@@ -141,10 +127,10 @@ class Completer:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._over: queue.SimpleQueue[Ticket] = queue.SimpleQueue()
+        self._over: queue.SimpleQueue[Work] = queue.SimpleQueue()  # work of which a part has ended
         self._lock = threading.Lock()
-        self._waiting: set[Ticket] = set()
-        self._impatient: set[Ticket] = set()  # those that end before the server's limit
+        self._waiting: dict[Work, Callable[[], None]] = {}  # and what resumes its request
+        self._impatient: set[Work] = set()  # work that ends before the server's limit
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -155,29 +141,22 @@ class Completer:
                 thread.start()
                 self._thread = thread
 
-    def ticket(self) -> Ticket:
-        """Return a new ticket, whose `notify` the parts of the work must call when they end."""
-        return Ticket(self._over)
-
     def wait(self, work: Work, resume: Callable[[], None]) -> None:
         """Call `resume` in this object's thread when the work has ended."""
-        ticket = work.ticket
-        assert ticket is not None
-        ticket.work = work
         self.start()
         with self._lock:
-            self._waiting.add(ticket)
+            self._waiting[work] = resume
             if work.own_limit is not None:
-                self._impatient.add(ticket)
-        ticket.resume = resume  # from here on `notify` has an effect
+                self._impatient.add(work)
+        work.part_ended.resume = partial(self._over.put, work)
         if work.is_over or work.own_limit is not None:
-            self._over.put(ticket)
+            self._over.put(work)
 
     def _run(self) -> None:
         check_at = self._clock() + CHECK_SECONDS
         while True:
             with self._lock:
-                own = min((t.work.ends_at for t in self._impatient if t.work), default=check_at)
+                own = min((work.ends_at for work in self._impatient), default=check_at)
             try:
                 self._complete(self._over.get(timeout=max(0.0, min(check_at, own) - self._clock())))
                 while not self._over.empty():
@@ -192,26 +171,26 @@ class Completer:
             if now >= check_at:
                 check_at = now + CHECK_SECONDS
 
-    def _complete(self, ticket: Ticket) -> None:
-        """Resume the waiter of work that has ended; a second call does nothing."""
-        work, resume = ticket.work, ticket.resume
-        if work is None or resume is None or not work.is_over:
+    def _complete(self, work: Work) -> None:
+        """Resume the request of work that has ended; a second call does nothing."""
+        if not work.is_over:
             return
-        ticket.resume = None
         with self._lock:
-            self._waiting.discard(ticket)
-            self._impatient.discard(ticket)
+            resume = self._waiting.pop(work, None)
+            self._impatient.discard(work)
+        if resume is None:
+            return
+        work.part_ended.resume = None  # a cycle, which would live until the next GC
         try:
             resume()
         except Exception:
             log.exception("cannot complete a response")
 
-    def _end_late_or_lost(self, tickets: list[Ticket], now: float) -> None:
-        """End work that is late or that the loop has lost; this notifies its ticket."""
-        for ticket in tickets:
-            work = ticket.work
+    def _end_late_or_lost(self, late: list[Work], now: float) -> None:
+        """End work that is late or that the loop has lost, which notifies `part_ended`."""
+        for work in late:
             try:
-                if work is not None and not work.end_if_late(now):
+                if not work.end_if_late(now):
                     work.end_if_lost()
             except Exception:  # this thread must continue for the others
                 log.exception("cannot end late work")

@@ -6,13 +6,10 @@ This module must not know what an entry means.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
 
 from observe.feed import Feed, Viewer, event
 
 PING_SECONDS = 10.0
-POLL_SECONDS = 0.04
 BATCH = 64  # entries of one send
 PING = b": ping\n\n"
 
@@ -102,13 +99,3 @@ class FeedReader:
     @blocked_since.setter
     def blocked_since(self, began: float | None) -> None:
         self._viewer.sending_since = began
-
-    def frames(self) -> Iterator[bytes]:
-        """Yield frames until the viewer has left, for a handler that must write them itself."""
-        while not self.ended:
-            if data := self.read():
-                self.blocked_since = self._feed.clock()
-                yield data
-                self.blocked_since = None
-            else:
-                time.sleep(POLL_SECONDS)

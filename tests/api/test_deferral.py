@@ -11,14 +11,15 @@ import pytest
 from flask import Response, g, request
 
 from api.http.deferral import App, Completer, Deferred, DeferredRequest
+from serving.wakeup import Wakeup
 from tests.support import wait_until
 
 
 class FakeJob:
     """A job that ends when it is told to; `own_limit` is when it wants to end by itself."""
 
-    def __init__(self, completer: Completer, own_limit: float | None = None) -> None:
-        self.ticket = completer.ticket()
+    def __init__(self, own_limit: float | None = None) -> None:
+        self.part_ended = Wakeup()
         self.own_limit = own_limit
         self.ends_at = own_limit or 1e9
         self.is_over = False
@@ -26,7 +27,7 @@ class FakeJob:
 
     def end(self) -> None:
         self.is_over = True
-        self.ticket.notify()
+        self.part_ended.notify()
 
     def end_if_late(self, now: float) -> bool:
         if now < self.ends_at:
@@ -40,13 +41,13 @@ class FakeJob:
 
 def test_a_job_is_resumed_once_when_it_ends() -> None:
     completer = Completer()
-    job, resumed = FakeJob(completer), []
+    job, resumed = FakeJob(), []
     completer.wait(job, lambda: resumed.append(threading.current_thread().name))
-    job.ticket.notify()  # one of several inferences has ended
+    job.part_ended.notify()  # one of several inferences has ended
     job.end()
     job.end()
     wait_until(lambda: resumed)
-    last = FakeJob(completer)
+    last = FakeJob()
     completer.wait(last, lambda: resumed.append("last"))
     last.end()
     wait_until(lambda: "last" in resumed)
@@ -55,7 +56,7 @@ def test_a_job_is_resumed_once_when_it_ends() -> None:
 
 def test_a_job_that_ended_before_anybody_waited_is_resumed() -> None:
     completer, done = Completer(), threading.Event()
-    job = FakeJob(completer)
+    job = FakeJob()
     job.end()
     completer.wait(job, done.set)
     assert done.wait(20)
@@ -64,18 +65,18 @@ def test_a_job_that_ended_before_anybody_waited_is_resumed() -> None:
 def test_a_job_ends_at_its_own_limit() -> None:
     now = [0.0]
     completer = Completer(clock=lambda: now[0])
-    job, done = FakeJob(completer, own_limit=0.01), threading.Event()
+    job, done = FakeJob(own_limit=0.01), threading.Event()
     completer.wait(job, done.set)
     assert not done.is_set()
     now[0] = 0.02
-    job.ticket.notify()
+    job.part_ended.notify()
     assert done.wait(20)
 
 
 def test_a_job_that_nobody_ends_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.http.deferral.CHECK_SECONDS", 0.01)
     completer = Completer()
-    job = FakeJob(completer)
+    job = FakeJob()
     completer.wait(job, lambda: None)
     wait_until(lambda: job.looked > 2)
     job.end()
@@ -83,7 +84,7 @@ def test_a_job_that_nobody_ends_is_looked_after(monkeypatch: pytest.MonkeyPatch)
 
 def test_an_answer_that_fails_harms_no_other() -> None:
     completer, done = Completer(), threading.Event()
-    bad, good = FakeJob(completer), FakeJob(completer)
+    bad, good = FakeJob(), FakeJob()
     completer.wait(bad, lambda: 1 / 0)
     completer.wait(good, done.set)
     bad.end()

@@ -16,6 +16,7 @@ from calls import connected
 from flask import Flask
 
 from api.pages.feed_reader import PING, PING_SECONDS, FeedReader
+from api.streaming import frames as frames_of
 from app import create_app
 from config import Config
 from observe.feed import FROZEN_SECONDS, Feed, Viewer, dumps, text
@@ -46,7 +47,7 @@ def read(feed: Feed, at_least: int, **options: Any) -> list[dict[str, Any]]:
     viewer = feed.enter(lambda: None)
     assert viewer is not None
     found: list[dict[str, Any]] = []
-    with contextlib.closing(FeedReader(feed, viewer, **options).frames()) as frames:  # type: ignore[type-var]
+    with contextlib.closing(frames_of(FeedReader(feed, viewer, **options))) as frames:  # type: ignore[type-var]
         while len(found) < at_least:
             news = parse(next(frames))
             assert news, f"nothing more came after {found}"
@@ -136,7 +137,7 @@ def test_a_step_without_a_record_is_no_gap() -> None:
 def test_a_slow_viewer_is_told_what_it_missed() -> None:
     feed = filled(4, capacity=16)
     viewer = Viewer(lambda: None)
-    frames = FeedReader(feed, viewer, last=2).frames()
+    frames = frames_of(FeedReader(feed, viewer, last=2))
     assert ids(parse(next(frames))) == [3, 4]
     for n in range(5, 105):
         feed.observe(step(n), [])
@@ -189,7 +190,7 @@ def test_readers_and_a_writer_at_once_lose_nothing_unseen() -> None:
 
     def watch() -> None:
         found: list[dict[str, Any]] = []
-        frames = FeedReader(feed, Viewer(lambda: None), after=0).frames()
+        frames = frames_of(FeedReader(feed, Viewer(lambda: None), after=0))
         while not found or found[-1].get("id") != "3000":
             found += parse(next(frames))
         results.append(found)

@@ -56,9 +56,6 @@ class Source:
         self.ended = self.last
         return b"".join(self.ready[begin : self.seen])
 
-    def frames(self) -> Iterator[bytes]:
-        raise NotImplementedError
-
 
 class Open:
     """A stream in the writer's hands, and the client at its other end."""
