@@ -24,17 +24,18 @@ log = logging.getLogger("effective-batching")
 
 
 def assemble(app: App, service: Service, modules: Iterable[Any]) -> None:
-    """Give an app the hooks, and the routes of these modules: each has OPERATIONS and `blueprint(service)`."""
+    """Give an app the hooks, and the routes of these modules."""
     app.url_map.merge_slashes = False  # do not redirect paths with double slashes
     app.config["PROVIDE_AUTOMATIC_OPTIONS"] = False  # OPTIONS is a method of CORS alone
     app.json = Json(app)
     app.extensions["service"] = service
-    service.operations = [operation for module in modules for operation in module.OPERATIONS]
+    routes = [module.routes_of(service) for module in modules]
+    service.operations = [operation for some in routes for operation in some.operations]
     app.before_request(admission.admit(service))
     app.after_request(middleware.leave(service))
     app.teardown_request(middleware.abandon(service))
-    for module in modules:
-        app.register_blueprint(module.blueprint(service))
+    for some in routes:
+        app.register_blueprint(some.blueprint)
     app.register_error_handler(errors.ApiError, errors.response)
     app.register_error_handler(InferenceError, lambda e: errors.response(errors.from_inference(e)))
     app.register_error_handler(HTTPException, lambda e: errors.response(errors.from_http(e)))

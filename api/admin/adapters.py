@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 from pydantic import BaseModel, Field
 
 from api.generation import adapter_refusal, ready_engine
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation
+from api.http.openapi import Routes
 from api.schemas import body
 from api.schemas import fields as f
 from api.service import LoadedEngine, Service
@@ -37,23 +37,16 @@ class UnloadAdapterRequest(BaseModel):
 
 EXAMPLE = {"lora_name": "comedies", "lora_path": "weights/bard-comedies"}
 BODY = '{"lora_name": "comedies", "lora_path": "weights/bard-comedies"}'
-OPERATIONS = [
-    Operation(
-        "post", "/v1/load_lora_adapter", "load a LoRA adapter from a folder that --adapter-folder allows", "openai",
-        body=LoadAdapterRequest, example=EXAMPLE, answer={"text/plain": str}, errors=(404, 429, 503),
-    ),
-    Operation(
-        "post", "/v1/unload_lora_adapter", "unload a LoRA adapter; requests that have it go on", "openai",
-        body=UnloadAdapterRequest, example={"lora_name": "comedies"}, answer={"text/plain": str}, errors=(404, 503),
-    ),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes."""
-    routes = Blueprint("adapters", __name__)
+    routes = Routes("adapters", "openai")
 
-    @routes.post("/v1/load_lora_adapter")
+    @routes.post(
+        "/v1/load_lora_adapter", "load a LoRA adapter from a folder that --adapter-folder allows",
+        body=LoadAdapterRequest, example=EXAMPLE, answer={"text/plain": str}, errors=(404, 429, 503),
+    )  # fmt: skip
     def load() -> Response:
         store = _store(service)
         params, ignored = body.validate(LoadAdapterRequest, body.take(request, BODY))
@@ -68,7 +61,10 @@ def blueprint(service: Service) -> Blueprint:
             raise adapter_refusal(error, "lora_name" if error.problem == "exists" else "lora_path") from None
         return _said(f"Success: LoRA adapter '{params.lora_name}' added successfully.", ignored)
 
-    @routes.post("/v1/unload_lora_adapter")
+    @routes.post(
+        "/v1/unload_lora_adapter", "unload a LoRA adapter; requests that have it go on", body=UnloadAdapterRequest,
+        example={"lora_name": "comedies"}, answer={"text/plain": str}, errors=(404, 503),
+    )  # fmt: skip
     def unload() -> Response:
         store = _store(service)
         params, ignored = body.validate(UnloadAdapterRequest, body.take(request, '{"lora_name": "comedies"}'))

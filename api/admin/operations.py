@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
-from flask import Blueprint, Response, jsonify
+from flask import Response, jsonify
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
 from api.admin.metrics import Exposition
 from api.http.errors import ApiError, shown
-from api.http.openapi import NotRequired, Object, Operation, Required, TypedDict
+from api.http.openapi import NotRequired, Object, Required, Routes, TypedDict
 from api.pages import dashboard
 from api.service import LoadedEngine, Service
 
@@ -28,22 +28,13 @@ Timeline = TypedDict("Timeline", {
     "waited": list[Object], "blame": str | None, "choices": list[Object],
 }, total=False)  # fmt: skip
 Cancelled = TypedDict("Cancelled", {"id": str, "state": str})
-TAG = "operations"
+ALIVE, ACCEPTS = "whether the batching loop is alive", "whether the server accepts new requests"
 STATES: dict[str, Any] = {"answer": Health, "answers": {503: Health}}
-OPERATIONS = [
-    *(Operation("get", path, "whether the batching loop is alive", TAG, **STATES) for path in ("/", *HEALTH)),
-    *(Operation("get", path, "whether the server accepts new requests", TAG, **STATES) for path in READY),
-    Operation("get", "/health/live", "whether the process responds", TAG, answer=dict[str, str]),
-    Operation("get", "/metrics", "metrics for Prometheus", TAG, answer={"text/plain": str}),
-    Operation("get", "/slots", "the state of each slot of the batch", TAG, answer=list[Object]),
-    Operation("get", "/requests/{id}", "the state or outcome of a request", TAG, answer=Timeline, errors=(404,)),
-    Operation("delete", "/requests/{id}", "cancel a request", TAG, answer=Cancelled, errors=(404,)),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes."""
-    routes = Blueprint("operations", __name__)
+    routes = Routes("operations", "operations")
     exposition = Exposition(service)
 
     def health() -> Response:
@@ -55,31 +46,30 @@ def blueprint(service: Service) -> Blueprint:
     def home() -> Response:
         return dashboard.page() if dashboard.wants_page() else health()
 
-    for paths, view in ((HEALTH, health), (READY, ready), (("/",), home)):
+    for paths, view, whether in ((("/",), home, ALIVE), (HEALTH, health, ALIVE), (READY, ready, ACCEPTS)):
         for path in paths:
-            name = path.strip("/").replace("/", "_") or "home"
-            routes.add_url_rule(path, endpoint=name, view_func=view)
+            routes.get(path, whether, **STATES)(view)
 
-    @routes.get("/health/live")
+    @routes.get("/health/live", "whether the process responds", answer=dict[str, str])
     def live() -> Response:
         return jsonify(status="ok")
 
-    @routes.get("/metrics")
+    @routes.get("/metrics", "metrics for Prometheus", answer={"text/plain": str})
     def metrics() -> Response:
         return Response(generate_latest(exposition.registry), content_type=CONTENT_TYPE_PLAIN_0_0_4)
 
-    @routes.get("/slots")
+    @routes.get("/slots", "the state of each slot of the batch", answer=list[Object])
     def slots() -> Response:
         return jsonify(_slots(service.engine))
 
-    @routes.get("/requests/<id>")
+    @routes.get("/requests/<id>", "the state or outcome of a request", answer=Timeline, errors=(404,))
     def timeline(id: str) -> Response:
         record = service.registry.find(id)
         if record is None:
             raise _unknown(id)
         return jsonify(record)
 
-    @routes.delete("/requests/<id>")
+    @routes.delete("/requests/<id>", "cancel a request", answer=Cancelled, errors=(404,))
     def cancel(id: str) -> Response:
         state = service.registry.cancel(id)
         if state is None:

@@ -13,12 +13,12 @@ import secrets
 import time
 from typing import Annotated, Any
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Response, jsonify, request
 from pydantic import BaseModel, Field, StrictBool, StrictStr, WrapValidator
 
 from api import generation
 from api.http.errors import ApiError, shown
-from api.http.openapi import Object, Operation
+from api.http.openapi import Object, Routes
 from api.schemas import body
 from api.schemas import fields as f
 from api.schemas.openai import one_of_these
@@ -71,33 +71,11 @@ class ReceiptRequest(BaseModel):
     )
 
 
-OPERATIONS = [
-    Operation("get", "/policy", "the active policy and the available ones", "policy", answer=Object, errors=(503,)),
-    Operation(
-        "put", "/policy", "switch to another policy at the next iteration", "policy", body=PolicyRequest,
-        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=Object,
-        errors=(409, 503, 504),
-    ),
-    Operation(
-        "delete", "/policy/lease", "end a lease at once, with `?lease=LEASE` only that one: the policy before comes back", "policy",
-        answer=Object, errors=(503, 504),
-    ),
-    Operation(
-        "post", "/policy/receipt", "show on the live page what an experiment found, while its lease lasts", "policy",
-        body=ReceiptRequest, example=RECEIPT, answer=Object, errors=(409, 503),
-    ),
-    Operation(
-        "get", "/served", "the requests that ended since the first `?since=N`, and the open ones: times, tokens and policy",
-        "policy", answer=Object, errors=(400, 503),
-    ),
-]  # fmt: skip
-
-
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes."""
-    routes = Blueprint("policy", __name__)
+    routes = Routes("policy", "policy")
 
-    @routes.get("/policy")
+    @routes.get("/policy", "the active policy and the available ones", answer=Object, errors=(503,))
     def policy() -> Response:
         engine, known = generation.ready_engine(service), service.policies
         loops, orders = known.names(), known.order_names()
@@ -113,7 +91,10 @@ def blueprint(service: Service) -> Blueprint:
             last_failure=last_failure(engine),
         )
 
-    @routes.put("/policy")
+    @routes.put(
+        "/policy", "switch to another policy at the next iteration", body=PolicyRequest,
+        example={"policy": "dynamic+sjf", "options": {"predictor": "noisy"}}, answer=Object, errors=(409, 503, 504),
+    )  # fmt: skip
     def switch() -> Response:
         engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
@@ -129,14 +110,20 @@ def blueprint(service: Service) -> Blueprint:
         now = {} if lease is None else {"lease": lease.holder, "now": time.perf_counter()}
         return body.name_ignored(jsonify(state(engine) | now), ignored)
 
-    @routes.delete("/policy/lease")
+    @routes.delete(
+        "/policy/lease", "end a lease at once, with `?lease=LEASE` only that one: the policy before comes back",
+        answer=Object, errors=(503, 504),
+    )  # fmt: skip
     def end() -> Response:
         engine = generation.ready_engine(service)
         holder = request.args.get("lease")
         engine.manager.inbox.switch(None, service.stall_seconds, Lease(holder, 0.0) if holder else None)
         return jsonify(state(engine))
 
-    @routes.post("/policy/receipt")
+    @routes.post(
+        "/policy/receipt", "show on the live page what an experiment found, while its lease lasts", body=ReceiptRequest,
+        example=RECEIPT, answer=Object, errors=(409, 503),
+    )  # fmt: skip
     def receipt() -> Response:
         engine = generation.ready_engine(service)
         params, ignored = body.validate(ReceiptRequest, body.take(request, json.dumps(RECEIPT)))
@@ -145,7 +132,10 @@ def blueprint(service: Service) -> Blueprint:
         service.feed.announce("receipt", params.model_dump(exclude={"lease"}))
         return body.name_ignored(jsonify(state(engine)), ignored)
 
-    @routes.get("/served")
+    @routes.get(
+        "/served", "the requests that ended since the first `?since=N`, and the open ones: times, tokens and policy",
+        answer=Object, errors=(400, 503),
+    )  # fmt: skip
     def served() -> Response:
         engine = generation.ready_engine(service)
         since = request.args.get("since", 0, int)

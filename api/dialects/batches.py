@@ -7,13 +7,13 @@ import logging
 import sqlite3
 from typing import Annotated, Any, ClassVar, Literal
 
-from flask import Blueprint, Response, jsonify, request, send_file
+from flask import Response, jsonify, request, send_file
 from pydantic import Field, StrictStr
 
 from api.dialects import uploads
 from api.http import errors
 from api.http.errors import ApiError, shown
-from api.http.openapi import Operation, TypedDict
+from api.http.openapi import Routes, TypedDict
 from api.http.owner import current_owner
 from api.schemas import body
 from api.schemas import fields as f
@@ -68,37 +68,20 @@ class BatchRequest(u.Refusing):
 
 
 LISTED = {"after": str, "limit": Annotated[int, Field(ge=1, le=100)]}
-OPERATIONS = [
-    Operation("post", "/v1/files", "upload the requests of a batch", "batches", form=Upload, answer=BatchFile,
-              errors=(404, 429, 503)),
-    Operation("get", "/v1/files", "the files of this API key", "batches", answer=BatchFiles, errors=(400, 404),
-              query={**LISTED, "order": Literal["asc", "desc"], "purpose": str}),
-    Operation("get", "/v1/files/{id}", "a file, without its content", "batches", answer=BatchFile, errors=(404,)),
-    Operation("get", "/v1/files/{id}/content", "the content of a file", "batches", answer={"application/jsonl": str},
-              errors=(404,)),
-    Operation("delete", "/v1/files/{id}", "delete a file", "batches", answer=DeletedFile, errors=(400, 404)),
-    Operation("post", "/v1/batches", "compute the requests of a file while the server is idle", "batches",
-              body=BatchRequest, example=SENT, answer=Batch, errors=(404,)),
-    Operation("get", "/v1/batches", "the batches of this API key", "batches", answer=Batches, errors=(400, 404),
-              query=LISTED),
-    Operation("get", "/v1/batches/{id}", "a batch and its progress", "batches", answer=Batch, errors=(404,)),
-    Operation("post", "/v1/batches/{id}/cancel", "cancel a batch; what is computed is kept", "batches", answer=Batch,
-              errors=(404,)),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes."""
-    routes = Blueprint("batches", __name__)
-    routes.register_error_handler(sqlite3.Error, _unusable)
-    routes.register_error_handler(OSError, _unusable)
+    routes = Routes("batches", "batches")
+    routes.blueprint.register_error_handler(sqlite3.Error, _unusable)
+    routes.blueprint.register_error_handler(OSError, _unusable)
     _file_routes(routes, service)
     _batch_routes(routes, service)
     return routes
 
 
-def _file_routes(routes: Blueprint, service: Service) -> None:
-    @routes.post("/v1/files")
+def _file_routes(routes: Routes, service: Service) -> None:
+    @routes.post("/v1/files", "upload the requests of a batch", form=Upload, answer=BatchFile, errors=(404, 429, 503))
     def upload() -> Response:
         store = _runner(service).store
         if store.usage()[0] >= service.config.batch_files:
@@ -123,7 +106,10 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
         finally:
             sent.path.unlink(missing_ok=True)
 
-    @routes.get("/v1/files")
+    @routes.get(
+        "/v1/files", "the files of this API key", answer=BatchFiles, errors=(400, 404),
+        query={**LISTED, "order": Literal["asc", "desc"], "purpose": str},
+    )  # fmt: skip
     def files() -> Response:
         store, limit = _runner(service).store, _limit("files")
         newest_first = request.args.get("order", "desc") != "asc"
@@ -133,11 +119,11 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
         rows = store.files(current_owner(), after, limit + 1, newest_first, purpose)
         return _page([file_object(row) for row in rows], limit)
 
-    @routes.get("/v1/files/<id>")
+    @routes.get("/v1/files/<id>", "a file, without its content", answer=BatchFile, errors=(404,))
     def file(id: str) -> Response:
         return jsonify(file_object(_row(service, "file", id)))
 
-    @routes.get("/v1/files/<id>/content")
+    @routes.get("/v1/files/<id>/content", "the content of a file", answer={"application/jsonl": str}, errors=(404,))
     def content(id: str) -> Response:
         row = _row(service, "file", id)
         path = _runner(service).store.path(row["id"])
@@ -145,7 +131,7 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
             raise _unknown("file", id)
         return send_file(path, mimetype="application/jsonl", download_name=row["filename"], as_attachment=True)
 
-    @routes.delete("/v1/files/<id>")
+    @routes.delete("/v1/files/<id>", "delete a file", answer=DeletedFile, errors=(400, 404))
     def delete(id: str) -> Response:
         row = _row(service, "file", id)
         try:
@@ -155,8 +141,11 @@ def _file_routes(routes: Blueprint, service: Service) -> None:
         return jsonify(id=id, object="file", deleted=True)
 
 
-def _batch_routes(routes: Blueprint, service: Service) -> None:
-    @routes.post("/v1/batches")
+def _batch_routes(routes: Routes, service: Service) -> None:
+    @routes.post(
+        "/v1/batches", "compute the requests of a file while the server is idle", body=BatchRequest, example=SENT,
+        answer=Batch, errors=(404,),
+    )  # fmt: skip
     def create() -> Response:
         runner = _runner(service)
         params, ignored = body.validate(BatchRequest, body.take(request, EXAMPLE))
@@ -173,7 +162,7 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
         runner.wake()
         return body.name_ignored(jsonify(batch_object(batch)), ignored)
 
-    @routes.get("/v1/batches")
+    @routes.get("/v1/batches", "the batches of this API key", answer=Batches, errors=(400, 404), query=LISTED)
     def batches() -> Response:
         limit = _limit("batches")
         if after := request.args.get("after", ""):
@@ -181,11 +170,11 @@ def _batch_routes(routes: Blueprint, service: Service) -> None:
         rows = _runner(service).store.batches(current_owner(), after, limit + 1)
         return _page([batch_object(row) for row in rows], limit)
 
-    @routes.get("/v1/batches/<id>")
+    @routes.get("/v1/batches/<id>", "a batch and its progress", answer=Batch, errors=(404,))
     def batch(id: str) -> Response:
         return jsonify(batch_object(_row(service, "batch", id)))
 
-    @routes.post("/v1/batches/<id>/cancel")
+    @routes.post("/v1/batches/<id>/cancel", "cancel a batch; what is computed is kept", answer=Batch, errors=(404,))
     def cancel(id: str) -> Response:
         runner = _runner(service)
         runner.store.move(_row(service, "batch", id)["id"], "cancelling")

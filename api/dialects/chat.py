@@ -12,8 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
-from flask import Blueprint
-
 from api.answer_parts import Piece
 from api.dialects import tools
 from api.dialects.logprobs import chat_logprobs
@@ -22,7 +20,7 @@ from api.dialects.openai_writer import Writer, scored_tokens
 from api.generation import Generation, GenerationRequest, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError, shown
-from api.http.openapi import NotRequired, Object, Operation, TypedDict
+from api.http.openapi import NotRequired, Object, Routes, TypedDict
 from api.prompts import Prompt, check_size, encode, tokenizing
 from api.schemas import body
 from api.schemas.openai import TEMPLATE_FIELDS, UNLIMITED, ChatRequest, Message
@@ -49,20 +47,17 @@ ChatCompletion = TypedDict("ChatCompletion", {
     "id": str, "object": Literal["chat.completion"], "created": int, "model": str, "choices": list[ChatChoice],
     "usage": Usage,
 })  # fmt: skip
-OPERATIONS = [
-    Operation(
-        "post", "/v1/chat/completions", "answer a conversation, by the model's chat template or as plain text", "openai",
+
+
+def routes_of(service: Service) -> Routes:
+    """Return the route."""
+    routes = Routes("chat", "openai")
+
+    @routes.post(
+        "/v1/chat/completions", "answer a conversation, by the model's chat template or as plain text",
         body=ChatRequest, example={"messages": [{"role": "user", "content": "Who are you?"}], "max_tokens": 8},
         answer=ChatCompletion, generates=True, streams=True,
-    ),
-]  # fmt: skip
-
-
-def blueprint(service: Service) -> Blueprint:
-    """Return the route."""
-    routes = Blueprint("chat", __name__)
-
-    @routes.post("/v1/chat/completions")
+    )  # fmt: skip
     def chat() -> Any:
         engine, params, adapter, ignored = begin(service, ChatRequest, EXAMPLE)
         admission.take_more(service, params.n - 1)

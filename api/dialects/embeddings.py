@@ -6,7 +6,7 @@ from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 
 from api.dialects.openai import prompts_of
 from api.generation import (
@@ -21,7 +21,7 @@ from api.generation import (
 from api.hooks import admission
 from api.http import parts
 from api.http.errors import ApiError
-from api.http.openapi import Operation, TypedDict
+from api.http.openapi import Routes, TypedDict
 from api.schemas import body
 from api.schemas.openai import EmbeddingRequest
 from api.service import LoadedEngine, Service
@@ -36,19 +36,16 @@ EmbeddingVector = TypedDict(
 Embeddings = TypedDict("Embeddings", {
     "object": Literal["list"], "data": list[EmbeddingVector], "model": str, "usage": dict[str, int],
 })  # fmt: skip
-OPERATIONS = [
-    Operation(
-        "post", "/v1/embeddings", "embed one or several prompts: vectors of length 1", "openai", body=EmbeddingRequest,
-        example={"input": "ROMEO:"}, answer=Embeddings, generates=True,
-    ),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the route."""
-    routes = Blueprint("embeddings", __name__)
+    routes = Routes("embeddings", "openai")
 
-    @routes.post("/v1/embeddings")
+    @routes.post(
+        "/v1/embeddings", "embed one or several prompts: vectors of length 1", body=EmbeddingRequest,
+        example={"input": "ROMEO:"}, answer=Embeddings, generates=True,
+    )  # fmt: skip
     def embeddings() -> Any:
         engine = ready_engine(service)
         params, ignored = body.validate(EmbeddingRequest, body.take(request, EXAMPLE))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Response, g, jsonify, request
 
 from api import streaming
 from api.answer_parts import Piece
@@ -15,7 +15,7 @@ from api.dialects import tokens, tools
 from api.dialects.chat import generation_request, prompt_and_calls
 from api.generation import Generation, check_model, constraint, ignored_hints, ready_engine, reply, start_generation
 from api.http.errors import ApiError
-from api.http.openapi import Operation, TypedDict
+from api.http.openapi import Routes, TypedDict
 from api.schemas import body
 from api.schemas.messages import READ, RESULTS, Block, CountRequest, MessagesRequest
 from api.schemas.openai import ChatRequest
@@ -32,27 +32,20 @@ MessagesAnswer = TypedDict("MessagesAnswer", {
     "stop_reason": str, "stop_sequence": str | None, "usage": dict[str, int],
 })  # fmt: skip
 TokenCount = TypedDict("TokenCount", {"input_tokens": int})
-OPERATIONS = [
-    Operation(
-        "post", "/v1/messages", "answer a conversation (Anthropic's API)", "anthropic", body=MessagesRequest, example=SENT,
-        answer=MessagesAnswer, generates=True, streams=True,
-    ),
-    Operation(
-        "post", "/v1/messages/count_tokens", "the number of tokens of a conversation (Anthropic's API)", "anthropic",
-        body=CountRequest, example={"messages": SENT["messages"]}, answer=TokenCount, errors=(404, 429, 529),
-    ),
-]  # fmt: skip
 SAME = {"model", "max_tokens", "temperature", "top_p", "top_k", "seed", *SchedulingHints.model_fields}  # in a chat
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 NAMES = {"content": "text", "reasoning": "thinking"}  # of the kinds of pieces: their blocks, and the text in these
 Asked = TypeVar("Asked", bound=CountRequest)
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes of this dialect."""
-    routes = Blueprint("messages", __name__)
+    routes = Routes("messages", "anthropic")
 
-    @routes.post("/v1/messages")
+    @routes.post(
+        "/v1/messages", "answer a conversation (Anthropic's API)", body=MessagesRequest, example=SENT,
+        answer=MessagesAnswer, generates=True, streams=True,
+    )  # fmt: skip
     def messages() -> Any:
         engine, params, adapter, ignored = _begin(service, MessagesRequest)
         generating = generation_request(engine, chat_request(engine, params), adapter)
@@ -63,7 +56,10 @@ def blueprint(service: Service) -> Blueprint:
         ignored += ignored_hints(engine, params)
         return reply(generation, writer.stream if params.stream else writer.whole, ignored)
 
-    @routes.post("/v1/messages/count_tokens")
+    @routes.post(
+        "/v1/messages/count_tokens", "the number of tokens of a conversation (Anthropic's API)", body=CountRequest,
+        example={"messages": SENT["messages"]}, answer=TokenCount, errors=(404, 429, 529),
+    )  # fmt: skip
     def count_tokens() -> Response:
         tokens.admit(service)
         engine, params, _, ignored = _begin(service, CountRequest)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Response, jsonify, request
 from pydantic import Field
 
 from api import streaming
@@ -19,7 +19,7 @@ from api.generation import (
     start_generation,
     timings,
 )
-from api.http.openapi import Operation, TypedDict
+from api.http.openapi import Routes, TypedDict
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas import fields as f
@@ -58,27 +58,16 @@ Statistics = TypedDict("Statistics", {
     "latency-per-token": float | None, "throughput": float | None, "total-tokens-handled": int,
     "total-elapsed-time": float,
 })  # fmt: skip
-OPERATIONS = [
-    Operation(
-        "post", "/inference", "complete a prompt (the original project's API)", "original", body=InferenceRequest,
-        example={"prompt": "ROMEO:", "num_tokens": 8}, answer=InferenceAnswer, generates=True, streams=True,
-    ),
-    Operation(
-        "get", "/stats", "server statistics: the original project's four figures, and more", "original",
-        answer=Statistics,
-    ),
-    Operation(
-        "get", "/stats/token_data.csv", "mean latency in seconds by number of requested tokens", "original",
-        answer={"text/csv": str},
-    ),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes of this dialect."""
-    routes = Blueprint("native", __name__)
+    routes = Routes("native", "original")
 
-    @routes.post("/inference")
+    @routes.post(
+        "/inference", "complete a prompt (the original project's API)", body=InferenceRequest,
+        example={"prompt": "ROMEO:", "num_tokens": 8}, answer=InferenceAnswer, generates=True, streams=True,
+    )  # fmt: skip
     def inference() -> Any:
         engine = ready_engine(service)
         fields = body.take(request, EXAMPLE, any_type=True)
@@ -87,11 +76,13 @@ def blueprint(service: Service) -> Blueprint:
         ignored += ignored_hints(engine, params)
         return reply(generation, lambda: stream(generation) if params.stream else jsonify(answer(generation)), ignored)
 
-    @routes.get("/stats")
+    @routes.get("/stats", "server statistics: the original project's four figures, and more", answer=Statistics)
     def stats() -> Response:
         return jsonify(statistics(service))
 
-    @routes.get("/stats/token_data.csv")
+    @routes.get(
+        "/stats/token_data.csv", "mean latency in seconds by number of requested tokens", answer={"text/csv": str},
+    )  # fmt: skip
     def token_data() -> Response:
         lines = [f"{n},{mean}\n" for n, mean in service.stats.token_breakdown().items()]
         return Response("".join(lines), mimetype="text/csv")

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from json import loads
 from typing import Any, Literal
 
-from flask import Blueprint, Response, current_app, g, jsonify, request
+from flask import Response, current_app, g, jsonify, request
 
 from api import streaming
 from api.dialects import chat, tools
@@ -29,7 +29,7 @@ from api.generation import (
 )
 from api.http import errors
 from api.http.errors import ApiError, shown
-from api.http.openapi import JSON, NotRequired, Object, Operation, TypedDict
+from api.http.openapi import JSON, NotRequired, Object, Routes, TypedDict
 from api.schemas import body
 from api.schemas.ollama import OllamaChatRequest, OllamaEmbedRequest, OllamaGenerateRequest, OllamaRequest, ShowRequest
 from api.schemas.openai import ChatRequest, CompletionRequest, Message
@@ -56,47 +56,41 @@ OllamaEmbeddings = TypedDict("OllamaEmbeddings", {"model": str, "embeddings": li
 OllamaModels = TypedDict("OllamaModels", {"models": list[OllamaModel]})
 ANSWER = {JSON: OllamaAnswer, NDJSON: None}
 SENT = {"messages": [{"role": "user", "content": "Who are you?"}], "stream": False, "options": {"num_predict": 8}}
-OPERATIONS = [
-    Operation(
-        "post", "/api/chat", "answer a conversation (Ollama's API)", "ollama", body=OllamaChatRequest, example=SENT,
-        answer=ANSWER, generates=True,
-    ),
-    Operation(
-        "post", "/api/generate", "answer a prompt (Ollama's API)", "ollama", body=OllamaGenerateRequest,
-        example={"prompt": "ROMEO:", "stream": False, "options": {"num_predict": 8}}, answer=ANSWER, generates=True,
-    ),
-    Operation(
-        "post", "/api/show", "what is known about a model (Ollama's API)", "ollama", body=ShowRequest, example={},
-        answer=OllamaModel, errors=(404, 503),
-    ),
-    Operation(
-        "post", "/api/embed", "embed one or several prompts (Ollama's API)", "ollama", body=OllamaEmbedRequest,
-        example={"input": "ROMEO:"}, answer=OllamaEmbeddings, generates=True,
-    ),
-    Operation(
-        "get", "/api/tags", "the served model and its adapters (Ollama's API)", "ollama", answer=OllamaModels,
-        errors=(503,),
-    ),
-    Operation("get", "/api/ps", "the models in memory (Ollama's API)", "ollama", answer=OllamaModels, errors=(503,)),
-    Operation(
-        "get", "/api/version", "the version of Ollama whose API this is (Ollama's API)", "ollama", answer=ServerVersion,
-    ),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes of this dialect."""
-    routes = Blueprint("ollama", __name__, url_prefix="/api")
+    routes = Routes("ollama", "ollama", prefix="/api")
 
-    @routes.post("/chat")
+    @routes.post(
+        "/chat", "answer a conversation (Ollama's API)", body=OllamaChatRequest, example=SENT, answer=ANSWER,
+        generates=True,
+    )  # fmt: skip
     def chats() -> Any:
         return _answer(service, OllamaChatRequest)
 
-    @routes.post("/generate")
+    @routes.post(
+        "/generate", "answer a prompt (Ollama's API)", body=OllamaGenerateRequest,
+        example={"prompt": "ROMEO:", "stream": False, "options": {"num_predict": 8}}, answer=ANSWER, generates=True,
+    )  # fmt: skip
     def generate() -> Any:
         return _answer(service, OllamaGenerateRequest)
 
-    @routes.post("/embed")
+    @routes.post(
+        "/show", "what is known about a model (Ollama's API)", body=ShowRequest, example={}, answer=OllamaModel,
+        errors=(404, 503),
+    )  # fmt: skip
+    def show() -> Response:
+        engine = ready_engine(service)
+        params, ignored = body.validate(ShowRequest, body.take(request, EXAMPLE, any_type=True))
+        adapter = _adapter(engine, params.model or params.name)
+        name = engine.served_name if adapter is None else adapter.name
+        return body.name_ignored(jsonify(_known(engine, name, engine.loaded_at)), ignored)
+
+    @routes.post(
+        "/embed", "embed one or several prompts (Ollama's API)", body=OllamaEmbedRequest, example={"input": "ROMEO:"},
+        answer=OllamaEmbeddings, generates=True,
+    )  # fmt: skip
     def embed() -> Any:
         engine = ready_engine(service)
         params, ignored = body.validate(OllamaEmbedRequest, body.take(request, EXAMPLE, any_type=True))
@@ -115,23 +109,15 @@ def blueprint(service: Service) -> Blueprint:
 
         return reply(generation, write, ignored + ignored_hints(engine, params))
 
-    @routes.post("/show")
-    def show() -> Response:
-        engine = ready_engine(service)
-        params, ignored = body.validate(ShowRequest, body.take(request, EXAMPLE, any_type=True))
-        adapter = _adapter(engine, params.model or params.name)
-        name = engine.served_name if adapter is None else adapter.name
-        return body.name_ignored(jsonify(_known(engine, name, engine.loaded_at)), ignored)
-
-    @routes.get("/tags")
-    @routes.get("/ps")
+    @routes.get("/tags", "the served model and its adapters (Ollama's API)", answer=OllamaModels, errors=(503,))
+    @routes.get("/ps", "the models in memory (Ollama's API)", answer=OllamaModels, errors=(503,))
     def tags() -> Response:
         engine = ready_engine(service)
         entries = engine.adapters.entries() if engine.adapters is not None else []
         adapters = [_known(engine, entry.name, entry.added_at) for entry in entries]
         return jsonify(models=[*(_known(engine, name, engine.loaded_at) for name in engine.names), *adapters])
 
-    @routes.get("/version")
+    @routes.get("/version", "the version of Ollama whose API this is (Ollama's API)", answer=ServerVersion)
     def version() -> Response:
         return jsonify(version=VERSION)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from flask import Blueprint, Response, g, jsonify, request
+from flask import Response, g, jsonify, request
 
 from api.dialects.openai_writer import CompletionWriter, Params
 from api.generation import GenerationRequest, check_model, constraint, ignored_hints, ready_engine, start_generation
 from api.hooks import admission
 from api.http.errors import ApiError
-from api.http.openapi import Object, Operation, TypedDict
+from api.http.openapi import Object, Routes, TypedDict
 from api.http.owner import is_reserved
 from api.prompts import Prompt, check_ids, encode
 from api.schemas import body
@@ -32,18 +32,6 @@ Completion = TypedDict("Completion", {
 ModelCard = TypedDict("ModelCard", {"id": str, "object": Literal["model"], "created": int, "owned_by": str})
 ModelList = TypedDict("ModelList", {"object": Literal["list"], "data": list[ModelCard]})
 ServerVersion = TypedDict("ServerVersion", {"version": str})
-OPERATIONS = [
-    Operation(
-        "post", "/v1/completions", "complete one or several prompts", "openai", body=CompletionRequest,
-        example={"prompt": "ROMEO:", "max_tokens": 8}, answer=Completion, generates=True, streams=True,
-    ),
-    Operation("get", "/v1/models", "the served model", "openai", answer=ModelList, errors=(503,)),
-    Operation(
-        "get", "/v1/models/{model}", "the served model, if it has this name", "openai", answer=ModelCard,
-        errors=(404, 503),
-    ),
-    Operation("get", "/version", "the server's version", "openai", answer=ServerVersion),
-]  # fmt: skip
 
 
 def begin(
@@ -59,11 +47,14 @@ def begin(
     return engine, params, adapter, ignored + params.ignored(read) + ignored_hints(engine, params)
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes of this dialect, except chat."""
-    routes = Blueprint("openai", __name__)
+    routes = Routes("openai", "openai")
 
-    @routes.post("/v1/completions")
+    @routes.post(
+        "/v1/completions", "complete one or several prompts", body=CompletionRequest,
+        example={"prompt": "ROMEO:", "max_tokens": 8}, answer=Completion, generates=True, streams=True,
+    )  # fmt: skip
     def completions() -> Any:
         engine, params, adapter, ignored = begin(service, CompletionRequest, EXAMPLE)
         admission.take_more(service, completion_count(params) - 1)
@@ -71,14 +62,14 @@ def blueprint(service: Service) -> Blueprint:
         generation = start_generation(service, engine, generating, streams=params.stream)
         return CompletionWriter(engine, generation, params).reply(ignored)
 
-    @routes.get("/v1/models")
+    @routes.get("/v1/models", "the served model", answer=ModelList, errors=(503,))
     def models() -> Response:
         engine = ready_engine(service)
         adapters = engine.adapters.entries() if engine.adapters is not None else []
         cards = [model_card(engine, name) for name in engine.names]
         return jsonify(object="list", data=[*cards, *(adapter_card(engine, entry) for entry in adapters)])
 
-    @routes.get("/v1/models/<path:model>")
+    @routes.get("/v1/models/<path:model>", "the served model, if it has this name", answer=ModelCard, errors=(404, 503))
     def model(model: str) -> Response:
         engine = ready_engine(service)
         entry = engine.adapters.find(model) if engine.adapters is not None else None
@@ -87,7 +78,7 @@ def blueprint(service: Service) -> Blueprint:
         check_model(engine, model)
         return jsonify(model_card(engine, model))
 
-    @routes.get("/version")
+    @routes.get("/version", "the server's version", answer=ServerVersion)
     def version() -> Response:
         return jsonify(version=VERSION)
 

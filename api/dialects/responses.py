@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Generator, Iterator
 from typing import Any, Literal, NamedTuple
 
-from flask import Blueprint, Response, g, jsonify
+from flask import Response, g, jsonify
 
 from api import streaming
 from api.answer_parts import Piece
@@ -21,7 +21,7 @@ from api.dialects.openai_writer import usage
 from api.generation import Generation, reply, start_generation
 from api.http.deferral import Deferred
 from api.http.errors import renaming
-from api.http.openapi import Object, Operation, TypedDict
+from api.http.openapi import Object, Routes, TypedDict
 from api.schemas.responses import ResponsesRequest
 from api.service import LoadedEngine, Service
 from api.streaming import Delta
@@ -51,20 +51,17 @@ ResponsesAnswer = TypedDict("ResponsesAnswer", {
     "id": str, "object": Literal["response"], "created_at": int, "status": str, "model": str, "output": list[Object],
     "usage": Object,
 })  # fmt: skip
-OPERATIONS = [
-    Operation(
-        "post", "/v1/responses", "answer a conversation with a list of items, in OpenAI's newer API", "openai",
-        body=ResponsesRequest, answer=ResponsesAnswer, generates=True, streams=True,
-        example={"input": [{"role": "user", "content": "Who are you?"}], "max_output_tokens": 8},
-    ),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the route."""
-    routes = Blueprint("responses", __name__)
+    routes = Routes("responses", "openai")
 
-    @routes.post("/v1/responses")
+    @routes.post(
+        "/v1/responses", "answer a conversation with a list of items, in OpenAI's newer API", body=ResponsesRequest,
+        answer=ResponsesAnswer, generates=True, streams=True,
+        example={"input": [{"role": "user", "content": "Who are you?"}], "max_output_tokens": 8},
+    )  # fmt: skip
     def responses() -> Any:
         engine, params, adapter, ignored = begin(service, ResponsesRequest, EXAMPLE)
         with renaming(NAMES):

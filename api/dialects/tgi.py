@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Response, jsonify, request
 
 from api.admin import adapters
 from api.dialects.tgi_writer import TgiWriter, samples
@@ -20,7 +20,7 @@ from api.generation import (
 )
 from api.http.deferral import Deferred
 from api.http.errors import ApiError
-from api.http.openapi import EVENTS, JSON, Object, Operation, TypedDict
+from api.http.openapi import EVENTS, JSON, Object, Routes, TypedDict
 from api.prompts import Prompt, encode
 from api.schemas import body
 from api.schemas.fields import MOST_STOPS
@@ -32,37 +32,30 @@ EXAMPLE = '{"inputs": "ROMEO:", "parameters": {"max_new_tokens": 40}}'
 SENT = {"inputs": "ROMEO:", "parameters": {"max_new_tokens": 8}}
 GREETING = "effective-batching is running. Try POST /inference or GET /stats\n"
 Generated = TypedDict("Generated", {"generated_text": str})
-OPERATIONS = [
-    Operation(
-        "post", "/generate", "complete a prompt (TGI's API)", "tgi", body=GenerateRequest, example=SENT,
-        answer=Generated, generates=True,
-    ),
-    Operation(
-        "post", "/generate_stream", "complete a prompt as a stream, with one event per token", "tgi", body=GenerateRequest,
-        example=SENT, answer={EVENTS: None}, generates=True,
-    ),
-    Operation(
-        "post", "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting", "tgi",
-        generates=True,  # without a body here, as that would say that no other is valid
-        answer={JSON: list[Generated], "text/plain": str, EVENTS: None},
-    ),
-    Operation("get", "/info", "the served model and the limits on requests", "tgi", answer=Object, errors=(503,)),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes of this dialect."""
-    routes = Blueprint("tgi", __name__)
+    routes = Routes("tgi", "tgi")
 
-    @routes.post("/generate")
+    @routes.post(
+        "/generate", "complete a prompt (TGI's API)", body=GenerateRequest, example=SENT, answer=Generated,
+        generates=True,
+    )  # fmt: skip
     def generate() -> Any:
         return _answer(service, body.take(request, EXAMPLE), GenerateRequest, False)
 
-    @routes.post("/generate_stream")
+    @routes.post(
+        "/generate_stream", "complete a prompt as a stream, with one event per token", body=GenerateRequest,
+        example=SENT, answer={EVENTS: None}, generates=True,
+    )  # fmt: skip
     def generate_stream() -> Any:
         return _answer(service, body.take(request, EXAMPLE), GenerateRequest, True)
 
-    @routes.post("/")
+    @routes.post(
+        "/", "like /generate if the body has inputs (the answer is a list of one), otherwise a greeting",
+        generates=True, answer={JSON: list[Generated], "text/plain": str, EVENTS: None},
+    )  # fmt: skip
     def compatible() -> Any:
         try:
             fields = body.parse(body.read(request), EXAMPLE)
@@ -74,7 +67,7 @@ def blueprint(service: Service) -> Blueprint:
             return body.name_ignored(Response(GREETING, mimetype="text/plain"), fields)
         return _answer(service, fields, CompatRequest, None)
 
-    @routes.get("/info")
+    @routes.get("/info", "the served model and the limits on requests", answer=Object, errors=(503,))
     def info() -> Response:
         return jsonify(information(service, ready_engine(service)))
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from itertools import accumulate, chain
 from typing import Any, ClassVar
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 from pydantic import BaseModel, ConfigDict, Field, StrictStr
 
 from api.dialects.chat import prompt_of
@@ -18,7 +18,7 @@ from api.generation import check_model, ready_engine
 from api.hooks import admission
 from api.http import parts
 from api.http.errors import ApiError
-from api.http.openapi import Operation, TypedDict
+from api.http.openapi import Routes, TypedDict
 from api.prompts import check_ids, encode
 from api.schemas import body
 from api.schemas import fields as f
@@ -60,24 +60,16 @@ class DetokenizeRequest(BaseModel):
 Tokenized = TypedDict("Tokenized", {"count": int, "max_model_len": int, "tokens": list[int]})
 TokenPiece = TypedDict("TokenPiece", {"id": int, "text": str, "start": int, "stop": int})
 Detokenized = TypedDict("Detokenized", {"prompt": str})
-OPERATIONS = [
-    Operation(
-        "post", "/tokenize", "the token ids of a string, or of a chat: prompt or messages for vLLM's API, inputs for TGI's", "tokens",
-        body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer=Tokenized | list[TokenPiece],
-        errors=(404, 429, 503),
-    ),
-    Operation(
-        "post", "/detokenize", "the text that token ids stand for", "tokens", body=DetokenizeRequest, example={"tokens": [1, 2, 3]},
-        answer=Detokenized, errors=(404, 429, 503),
-    ),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes."""
-    routes = Blueprint("tokens", __name__)
+    routes = Routes("tokens", "tokens")
 
-    @routes.post("/tokenize")
+    @routes.post(
+        "/tokenize", "the token ids of a string, or of a chat: prompt or messages for vLLM's API, inputs for TGI's",
+        body=TokenizeRequest, example={"prompt": "ROMEO:"}, answer=Tokenized | list[TokenPiece], errors=(404, 429, 503),
+    )  # fmt: skip
     def tokenize() -> Response:
         engine = ready_engine(service)
         admit(service)
@@ -98,7 +90,10 @@ def blueprint(service: Service) -> Blueprint:
             content = chain([head], parts.items(ids, TOKENS), ["]}"])
         return body.name_ignored(parts.response(content), ignored)
 
-    @routes.post("/detokenize")
+    @routes.post(
+        "/detokenize", "the text that token ids stand for", body=DetokenizeRequest, example={"tokens": [1, 2, 3]},
+        answer=Detokenized, errors=(404, 429, 503),
+    )  # fmt: skip
     def detokenize() -> Response:
         engine = ready_engine(service)
         admit(service)

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document, built from the `OPERATIONS` that each module declares beside its handlers.
+"""The OpenAPI 3.1 document, built from what each module says of its routes where it declares them.
 
 This module must not know what any route does.
 """
@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from types import GenericAlias
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from flask import Blueprint
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
@@ -89,6 +90,35 @@ class Operation:
         """The types of the answer with status 200 by content type."""
         contents = self.answer if isinstance(self.answer, Mapping) else {JSON: self.answer}
         return {**contents, **({EVENTS: None} if self.streams else {})}
+
+
+View = TypeVar("View", bound=Callable[..., Any])
+
+
+class Routes:
+    """The routes of a module, in a blueprint, and the `operations` that describe them, all with the same tag."""
+
+    def __init__(self, name: str, tag: str, prefix: str = "") -> None:
+        self.blueprint, self.operations = Blueprint(name, __name__), list[Operation]()
+        self._tag, self._prefix = tag, prefix
+
+    def _add(self, method: str, rule: str, summary: str, described: dict[str, Any]) -> Callable[[View], View]:
+        path = re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", self._prefix + rule)
+        self.operations.append(Operation(method, path, summary, self._tag, **described))
+        return self.blueprint.route(self._prefix + rule, methods=[method])
+
+    def get(self, rule: str, summary: str, **described: Any) -> Callable[[View], View]:
+        """Return the decorator of a handler; `described` are the other fields of its `Operation`."""
+        return self._add("get", rule, summary, described)
+
+    def post(self, rule: str, summary: str, **described: Any) -> Callable[[View], View]:
+        return self._add("post", rule, summary, described)
+
+    def put(self, rule: str, summary: str, **described: Any) -> Callable[[View], View]:
+        return self._add("put", rule, summary, described)
+
+    def delete(self, rule: str, summary: str, **described: Any) -> Callable[[View], View]:
+        return self._add("delete", rule, summary, described)
 
 
 class Generator(GenerateJsonSchema):

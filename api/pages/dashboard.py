@@ -16,13 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flask import Blueprint, Response, jsonify, request
+from flask import Response, jsonify, request
 from werkzeug.exceptions import NotFound
 from werkzeug.security import safe_join
 
 from api import generation
 from api.http.errors import ApiError
-from api.http.openapi import Object, Operation
+from api.http.openapi import Object, Routes
 from api.pages import what_if
 from api.pages.demo import Load
 from api.schemas import body
@@ -47,50 +47,35 @@ ISOLATED = {"Cross-Origin-Opener-Policy": "same-origin", "Cross-Origin-Embedder-
 NEIGHBORS = " http://127.0.0.1:* http://localhost:*"  # servers that race on one machine
 EXAMPLE = '{"count": 40, "rate": 4}'
 MOST_MARKDOWN = 1 << 13  # bytes: some texts take the parser time that grows with the square of their length
-TAG = "live page"
-OPERATIONS = [
-    Operation("get", "/race", "a page that compares runs side by side", TAG, answer={"text/html": str}),
-    Operation("get", "/web/{name}", "a file of the live page", TAG, answer={"*/*": str}, errors=(404,)),
-    Operation(
-        "post", "/web/markdown", "turn Markdown into HTML, as the chat of the live page shows it", TAG,
-        answer={"text/html": str}, errors=(413,),
-    ),
-    Operation(
-        "post", "/load", "send this server a demonstration load", TAG, body=LoadRequest,
-        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=Object, errors=(429, 503),
-    ),
-    Operation("get", "/load", "progress of the load", TAG, answer=Object),
-    Operation("delete", "/load", "stop sending the load", TAG, answer=Object),
-    *what_if.OPERATIONS,
-    Operation(
-        "get", "/lab/", "a page on which policies are written and raced", TAG, answer={"text/html": str}, errors=(404,),
-    ),
-    Operation("get", "/lab/{name}", "a file of the lab, with --lab", TAG, answer={"*/*": str}, errors=(404,)),
-]  # fmt: skip
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes of the page and of its load."""
-    routes = Blueprint("dashboard", __name__)
+    routes = Routes("dashboard", "live page")
     load = service.load = Load()
-    what_if.install(routes, service)
 
-    @routes.get("/race")
+    @routes.get("/race", "a page that compares runs side by side", answer={"text/html": str})
     def race() -> Response:
         return page("race.html", NEIGHBORS)
 
-    @routes.get("/web/<path:name>")
+    @routes.get("/web/<path:name>", "a file of the live page", answer={"*/*": str}, errors=(404,))
     def asset(name: str) -> Response:
         return file_in(WEB, name, POLICY.format(others=""))
 
-    @routes.post("/web/markdown")
+    @routes.post(
+        "/web/markdown", "turn Markdown into HTML, as the chat of the live page shows it", answer={"text/html": str},
+        errors=(413,),
+    )  # fmt: skip
     def markdown() -> Response:
         text = body.read(request)
         if len(text) > MOST_MARKDOWN:
             raise ApiError(f"the text has {len(text):,} bytes, but may have {MOST_MARKDOWN:,}", status=413)
         return Response(_markdown().render(text.decode(errors="replace")), mimetype="text/html")
 
-    @routes.post("/load")
+    @routes.post(
+        "/load", "send this server a demonstration load", body=LoadRequest,
+        example={"count": 8, "rate": 100, "max_tokens": 4, "min_tokens": 1}, answer=Object, errors=(429, 503),
+    )  # fmt: skip
     def start() -> Response:
         params, ignored = body.validate(LoadRequest, body.take(request, EXAMPLE))
         engine = generation.ready_engine(service)
@@ -103,20 +88,22 @@ def blueprint(service: Service) -> Blueprint:
             )  # fmt: skip
         return body.name_ignored(jsonify(load.progress()), ignored)
 
-    @routes.get("/load")
+    @routes.get("/load", "progress of the load", answer=Object)
     def progress() -> Response:
         return jsonify(load.progress())
 
-    @routes.delete("/load")
+    @routes.delete("/load", "stop sending the load", answer=Object)
     def stop() -> Response:
         load.stop()
         return jsonify(load.progress())
 
-    @routes.get("/lab/")
+    what_if.install(routes, service)
+
+    @routes.get("/lab/", "a page on which policies are written and raced", answer={"text/html": str}, errors=(404,))
     def lab() -> Response:
         return lab_asset("index.html")
 
-    @routes.get("/lab/<path:name>")
+    @routes.get("/lab/<path:name>", "a file of the lab, with --lab", answer={"*/*": str}, errors=(404,))
     def lab_asset(name: str) -> Response:
         if not service.config.lab:
             raise ApiError("this server does not serve the lab. Start it with --lab", type="not_found_error")

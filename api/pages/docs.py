@@ -6,18 +6,14 @@ import json
 from html import escape
 from typing import Any
 
-from flask import Blueprint, Response, jsonify
+from flask import Response, jsonify
 
 from api.hooks.admission import OPEN
-from api.http.openapi import Object, Operation, document
+from api.http.openapi import Object, Routes, document
 from api.schemas.openai import ChatRequest, CompletionRequest
 from api.service import Service
 from config import VERSION
 
-OPERATIONS = [
-    Operation("get", "/openapi.json", "this document", "docs", answer=Object),
-    Operation("get", "/docs", "this page", "docs", answer={"text/html": str}),
-]
 STYLE = """
 :root{color-scheme:light dark}a{color:#0a5fb4}
 body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#222;background:#fff}
@@ -28,9 +24,9 @@ table{border-collapse:collapse}td,th{text-align:left;padding:.15rem .8rem .15rem
 """
 
 
-def blueprint(service: Service) -> Blueprint:
+def routes_of(service: Service) -> Routes:
     """Return the routes."""
-    routes = Blueprint("docs", __name__)
+    routes = Routes("docs", "docs")
 
     def described() -> dict[str, Any]:
         engine = service.engine
@@ -42,11 +38,11 @@ def blueprint(service: Service) -> Blueprint:
                 fields[name]["default"] = value
         return result
 
-    @routes.get("/openapi.json")
+    @routes.get("/openapi.json", "this document", answer=Object)
     def openapi() -> Response:
         return jsonify(described())
 
-    @routes.get("/docs")
+    @routes.get("/docs", "this page", answer={"text/html": str})
     def docs() -> Response:
         reply = Response(page(described()), mimetype="text/html")
         reply.headers["Content-Security-Policy"] = "default-src 'none'; style-src 'unsafe-inline'"

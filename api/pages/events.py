@@ -17,13 +17,13 @@ import uuid
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 from pydantic import Field
 
 from api import generation
 from api.admin.policy import last_failure
 from api.http.errors import ApiError, shown
-from api.http.openapi import EVENTS, Operation
+from api.http.openapi import EVENTS, Routes
 from api.pages.feed_reader import FeedReader
 from api.service import LoadedEngine, Service
 from api.streaming import event_stream
@@ -32,23 +32,20 @@ from observe.feed import CAPACITY, Viewer, event
 
 RUN = uuid.uuid4().hex[:12]  # another process counts its steps from 1 again
 Switch = Literal["0", "1"]
-OPERATIONS = [
-    Operation(
-        "get", "/events", "the steps of the batching loop, as an endless stream of server-sent events", "operations",
-        answer={EVENTS: None}, errors=(400, 503),
+
+
+def routes_of(service: Service) -> Routes:
+    """Return the route."""
+    routes = Routes("events", "operations")
+
+    @routes.get(
+        "/events", "the steps of the batching loop, as an endless stream of server-sent events", answer={EVENTS: None},
+        errors=(400, 503),
         query={
             "last": Annotated[int, Field(ge=0, le=CAPACITY)], "after": Annotated[int, Field(ge=0)], "detail": Switch,
             "compact": Switch,
         },
-    ),
-]  # fmt: skip
-
-
-def blueprint(service: Service) -> Blueprint:
-    """Return the route."""
-    routes = Blueprint("events", __name__)
-
-    @routes.get("/events")
+    )  # fmt: skip
     def events() -> Response:
         engine = service.engine or generation.ready_engine(service)  # a stalled engine can be watched
         after = _number(request.headers.get("Last-Event-ID"), "the header Last-Event-ID")

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 from pydantic import BaseModel, Field, StrictStr
 
 from api import generation
 from api.admin.policy import Options, create
 from api.http.errors import ApiError
-from api.http.openapi import Object, Operation
+from api.http.openapi import Object, Routes
 from api.schemas import body
 from api.schemas import fields as f
 from api.service import Service
@@ -53,23 +53,13 @@ class WhatIfRequest(BaseModel):
     )
 
 
-OPERATIONS = [
-    Operation(
-        "post", "/what-if", "simulate other policies on the requests that were just served", "live page",
-        body=WhatIfRequest, example={"policies": ["nobatch", "static"]}, answer=Object,
-        errors=(404, 429, 500, 503, 504),
-    ),
-    Operation(
-        "get", "/requests/{id}/blame", "which other requests made a request wait or slowed its tokens", "live page",
-        answer=Object, errors=(404, 429, 500, 503, 504),
-    ),
-]  # fmt: skip
-
-
-def install(routes: Blueprint, service: Service) -> None:
+def install(routes: Routes, service: Service) -> None:
     """Add the routes."""
 
-    @routes.post("/what-if")
+    @routes.post(
+        "/what-if", "simulate other policies on the requests that were just served", body=WhatIfRequest,
+        example={"policies": ["nobatch", "static"]}, answer=Object, errors=(404, 429, 500, 503, 504),
+    )  # fmt: skip
     def what_if() -> Response:
         params, ignored = body.validate(WhatIfRequest, body.take(request, EXAMPLE))
         simulator = _simulator(service)
@@ -87,7 +77,10 @@ def install(routes: Blueprint, service: Service) -> None:
         answer = simulator.answer(*asked, options=params.options, span=span, workload=workload)
         return body.name_ignored(Response(answer, mimetype="application/json"), ignored)
 
-    @routes.get("/requests/<path:id>/blame")
+    @routes.get(
+        "/requests/<path:id>/blame", "which other requests made a request wait or slowed its tokens", answer=Object,
+        errors=(404, 429, 500, 503, 504),
+    )  # fmt: skip
     def blame(id: str) -> Response:
         known = service.registry.find(id)  # by an id as OpenAI's answers have it, too
         return Response(_simulator(service).blame(known["id"] if known else id), mimetype="application/json")
