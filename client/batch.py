@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,16 +43,13 @@ COMMAND = Command(
 )  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
+@display.guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Send a batch; return the exit code."""
-
-    def run(console: Console) -> int:
-        args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-        target = Target(flags.at_port(args.url, args.port), args.timeout, api_key=args.api_key)
-        with _input(Path(args.input)) as lines:
-            return _send(console, args, target, lines)
-
-    return display.guarded(run)
+    args = flags.parse(COMMAND, argv, environ)
+    target = Target(flags.at_port(args.url, args.port), args.timeout, api_key=args.api_key)
+    with _input(Path(args.input)) as lines:
+        return _send(console, args, target, lines)
 
 
 def _input(path: Path) -> BinaryIO:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import aiohttp
@@ -45,23 +44,20 @@ COMMAND = Command(
 )  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
+@display.guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Chat until the user leaves; return the exit code."""
-
-    def run(console: Console) -> int:
-        args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-        with contextlib.ExitStack() as stack:
-            try:
-                url = _address(args.where or "", args.port, args.api_key, console, stack)
-            except servers.ServerFailed as error:
-                say(console, f"error: cannot start a server with {args.where or MODEL}: {error}")
-                return UNREACHABLE
-            dialect = Dialect("chat", stream=True, temperature=args.temperature)
-            target = Target(url, args.timeout, api_key=args.api_key, dialect=dialect)
-            _await_model(url, console)
-            return Chat(known(target), console).run()
-
-    return display.guarded(run)
+    args = flags.parse(COMMAND, argv, environ)
+    with contextlib.ExitStack() as stack:
+        try:
+            url = _address(args.where or "", args.port, args.api_key, console, stack)
+        except servers.ServerFailed as error:
+            say(console, f"error: cannot start a server with {args.where or MODEL}: {error}")
+            return UNREACHABLE
+        dialect = Dialect("chat", stream=True, temperature=args.temperature)
+        target = Target(url, args.timeout, api_key=args.api_key, dialect=dialect)
+        _await_model(url, console)
+        return Chat(known(target), console).run()
 
 
 def _address(where: str, port: int | None, key: str | None, console: Console, stack: contextlib.ExitStack) -> str:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -238,7 +237,7 @@ def show(numbers: Mapping[str, Any], outcomes: Sequence[Outcome], console: Conso
         say(console, "warning: cannot read /stats from the server after the run")
     if numbers["config"]["stream"] and numbers["completed"] and numbers["mean_ttft_ms"] is None:
         say(console, "note: the server answers with all tokens at once, so there is neither TTFT nor ITL")
-    spent = store.slot_steps(numbers)
+    spent = store.grown(numbers, "slot_steps")
     if spent and sum(spent.values()):
         fill, wasted = waste.fill(spent) or 0.0, waste.wasted(spent) or 0.0
         say(console, f"How the slots were spent: batch fill {fill:.0%}, wasted rows {wasted:.0%}")
@@ -264,19 +263,15 @@ def write_result(numbers: Mapping[str, Any], path: Path | None, console: Console
         say(console, f"Full result: {path}")
 
 
-def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+@guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Run the client and return its exit code."""
-
-    def run(console: Console) -> int:
-        arguments = sys.argv[1:] if argv is None else argv
-        settings = read_settings(arguments, os.environ if environ is None else environ)
-        if settings.target.dialect.api == "openai" or catalog.is_chat(settings.flags.workload):
-            settings = replace(settings, target=known(settings.target))
-        if settings.flags.prompt is not None:
-            return run_single(settings, console)
-        return run_load(settings, console)
-
-    return guarded(run)
+    settings = read_settings(argv, environ)
+    if settings.target.dialect.api == "openai" or catalog.is_chat(settings.flags.workload):
+        settings = replace(settings, target=known(settings.target))
+    if settings.flags.prompt is not None:
+        return run_single(settings, console)
+    return run_load(settings, console)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ to stderr; the last line on stdout is the folder of the results.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -218,20 +217,16 @@ def verdict(paths: Sequence[str], different: bool, console: Console) -> int:
     return FINE
 
 
-def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+@guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Run the comparison and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-
-    def command(console: Console) -> int:
-        args = read(arguments, os.environ if environ is None else environ)
-        results = [word for word in args.what if word.endswith(".json")]
-        if results:
-            if len(results) != 2 or len(args.what) != 2:
-                raise UsageError(f"a comparison takes 2 result files, not {len(args.what)}. Use A.json B.json")
-            return verdict(results, args.different, console)
-        return run(args, console, without_key("compare", arguments))
-
-    return guarded(command)
+    args = read(argv, environ)
+    results = [word for word in args.what if word.endswith(".json")]
+    if results:
+        if len(results) != 2 or len(args.what) != 2:
+            raise UsageError(f"a comparison takes 2 result files, not {len(args.what)}. Use A.json B.json")
+        return verdict(results, args.different, console)
+    return run(args, console, without_key("compare", argv))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 
 from rich.console import Console
 
@@ -14,19 +17,29 @@ from .send.load import LoadRun
 from .send.target import ServerUnreachable
 
 
-def guarded(main: Callable[[Console], int]) -> int:
-    """Run a command; print an error as one line on stderr and return the exit code."""
-    console = Console(stderr=True)
-    try:
-        return main(console)
-    except UsageError as error:
-        say(console, f"error: {error}")
-        return USAGE
-    except ServerUnreachable as error:
-        say(console, f"error: {error}")
-        return UNREACHABLE
-    except KeyboardInterrupt:
-        return INTERRUPTED
+def guarded(command: Callable[[Console, list[str], Mapping[str, str]], int]) -> Callable[..., int]:
+    """Return the `main` of a command, by default with the words and the environment of this process.
+
+    It prints an error as one line on stderr and returns the exit code.
+    """
+
+    @wraps(command)
+    def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
+        console = Console(stderr=True)
+        try:
+            return command(
+                console, [*(sys.argv[1:] if argv is None else argv)], os.environ if environ is None else environ
+            )
+        except UsageError as error:
+            say(console, f"error: {error}")
+            return USAGE
+        except ServerUnreachable as error:
+            say(console, f"error: {error}")
+            return UNREACHABLE
+        except KeyboardInterrupt:
+            return INTERRUPTED
+
+    return main
 
 
 class Display(Reporter):

@@ -8,8 +8,6 @@ later half takes much longer than the first, at two rates in a row. More users a
 from __future__ import annotations
 
 import math
-import os
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -130,9 +128,11 @@ class Sweep(Experiment):
         return max(MIN_REQUESTS, math.ceil(2 * value))
 
 
-def run(args: Values, console: Console, command: str) -> int:
-    """Sweep every policy; print and write the results."""
-    sweep = Sweep(args, console, command)
+@guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
+    """Sweep every policy; print and write the results, and return the exit code."""
+    args = read(argv, environ)
+    sweep = Sweep(args, console, without_key("sweep", argv))
     sweep.store.summary["sweep"] = {"over": args.over, "values": args.sweep_values, "saturation": {}}
     say(console, f"{', '.join(map(name_of, args.what))} over {args.over}, seed {args.seed}")
     try:
@@ -141,17 +141,6 @@ def run(args: Values, console: Console, command: str) -> int:
         sweep.store.close()
         ending.finish(sweep.store.folder, console, not args.no_plots)
     return sweep.exit_code()
-
-
-def main(argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None) -> int:
-    """Run the sweep and return its exit code."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-
-    def command(console: Console) -> int:
-        args = read(arguments, os.environ if environ is None else environ)
-        return run(args, console, without_key("sweep", arguments))
-
-    return guarded(command)
 
 
 if __name__ == "__main__":

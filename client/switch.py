@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import random
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from io import StringIO
 from itertools import takewhile
 from typing import Any
@@ -210,10 +209,10 @@ def show(console: Console, found: dict[str, Any]) -> None:
     say(console, verdict)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Run the command and return its exit code."""
-    arguments = sys.argv[1:] if argv is None else argv
-    return guarded(lambda console: run(flags.parse(COMMAND, arguments, os.environ), console))
+    return run(flags.parse(COMMAND, argv, environ), console)
 
 
 if __name__ == "__main__":

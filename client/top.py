@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -108,10 +107,6 @@ async def follow(watched: Watched, target: Target, stop: threading.Event) -> Non
         await asyncio.sleep(RETRY_SECONDS)
 
 
-def color(id: str) -> str:
-    return COLORS[sum(id.encode()) % len(COLORS)]
-
-
 def slots_picture(watched: Watched, width: int, height: int) -> Text:
     """Return the slots over the last iterations, the newest on the right, as many as fit."""
     columns = list(watched.steps)[-max(10, width - 10) :]
@@ -124,7 +119,7 @@ def slots_picture(watched: Watched, width: int, height: int) -> Text:
         for member in step["members"]:
             if member["slot"] < rows:
                 mark = "▌" if member["id"] in joined else MARKS.get(member["phase"], "?")
-                grid[member["slot"]][x] = (mark, color(member["id"]))
+                grid[member["slot"]][x] = (mark, COLORS[sum(member["id"].encode()) % len(COLORS)])
     text = Text(no_wrap=True)
     for slot, row in enumerate(grid):
         text.append(f"{slot:>4} ", "grey62")
@@ -188,30 +183,26 @@ COMMAND = options.Command(
 )  # fmt: skip
 
 
-def main(argv: list[str] | None = None) -> int:
+@guarded
+def main(_: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Show a server until Ctrl-C; return 3 if it was never reached."""
-
-    def run(_: Console) -> int:
-        args = flags.parse(COMMAND, sys.argv[1:] if argv is None else argv, os.environ)
-        watched, stop = Watched(), threading.Event()
-        target = Target(flags.at_port(args.url, args.port), api_key=args.api_key)
-        threading.Thread(target=lambda: asyncio.run(follow(watched, target, stop)), daemon=True).start()
-        console = Console()
-        end = time.monotonic() + (args.seconds or 1e12)
-        try:
-            if console.is_terminal:
-                _redraw(console, watched, target.url, end, stop)
-            else:
-                _lines(watched, end, stop)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            stop.set()
-        if not watched.state:
-            raise ServerUnreachable(watched.problem)
-        return FINE
-
-    return guarded(run)
+    args = flags.parse(COMMAND, argv, environ)
+    watched, stop, console = Watched(), threading.Event(), Console()
+    target = Target(flags.at_port(args.url, args.port), api_key=args.api_key)
+    threading.Thread(target=lambda: asyncio.run(follow(watched, target, stop)), daemon=True).start()
+    end = time.monotonic() + (args.seconds or 1e12)
+    try:
+        if console.is_terminal:
+            _redraw(console, watched, target.url, end, stop)
+        else:
+            _lines(watched, end, stop)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        stop.set()
+    if not watched.state:
+        raise ServerUnreachable(watched.problem)
+    return FINE
 
 
 def _redraw(console: Console, watched: Watched, url: str, end: float, stop: threading.Event) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -15,20 +15,16 @@ from ..display import guarded
 from . import page
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+@guarded
+def main(console: Console, argv: list[str], environ: Mapping[str, str]) -> int:
     """Write the page of a comparison again."""
-    arguments = sys.argv[1:] if argv is None else argv
-
-    def command(console: Console) -> int:
-        if len(arguments) != 1 or arguments[0].startswith("-"):
-            raise UsageError("exactly one folder of a comparison is required. Use client.report results/NAME")
-        try:
-            emit(str(page.write(Path(arguments[0]))))
-        except ValueError as error:
-            raise UsageError(str(error)) from error
-        return FINE
-
-    return guarded(command)
+    if len(argv) != 1 or argv[0].startswith("-"):
+        raise UsageError("exactly one folder of a comparison is required. Use client.report results/NAME")
+    try:
+        emit(str(page.write(Path(argv[0]))))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    return FINE
 
 
 if __name__ == "__main__":

@@ -96,7 +96,8 @@ def simulated_over_measured(album: Album, load: str) -> None:
         for axes, kind in zip(grid, kinds):
             for policy in album.results.policies:
                 if pairs := pairs_of(lines, policy, kind):
-                    label = f"{policy}: {error(pairs):+.1%}" if kind == "latency_s" else policy
+                    sums = [sum(seconds) for seconds in zip(*pairs)]
+                    label = f"{policy}: {sums[1] / sums[0] - 1:+.1%}" if kind == "latency_s" else policy
                     scatter(axes, album, policy, pairs, label)
             for policy, _, bar in album.results.intervals(load) if kind == "latency_s" else ():
                 measured, simulated, low, high = bar
@@ -143,8 +144,3 @@ def pairs_of(lines: list[dict[str, str]], policy: str, kind: str) -> Pairs:
     texts = [(line[kind], line[f"simulated_{kind}"]) for line in lines if line["policy"] == policy]
     pairs = [(float(a), float(b)) for a, b in texts if a and b]
     return [pair for pair in pairs if min(pair) > 0]
-
-
-def error(pairs: Pairs) -> float:
-    """Return the relative error of the simulated mean."""
-    return sum(simulated for _, simulated in pairs) / sum(measured for measured, _ in pairs) - 1

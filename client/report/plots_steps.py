@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,11 @@ def over_time(album: Album, load: str) -> None:
     if not by_policy:
         return
     count = sum(map(len, by_policy.values()))
-    for name, label, read in (
-        ("batch-over-time", "requests in the batch", batch_size),
-        ("queue-over-time", "requests waiting", lambda step: step["queue"]),
-    ):
+    drawn: dict[str, tuple[str, Callable[[Any], int]]] = {
+        "batch-over-time": ("requests in the batch", lambda s: sum(m["phase"] != "idle" for m in s["members"])),
+        "queue-over-time": ("requests waiting", lambda step: step["queue"]),
+    }
+    for name, (label, read) in drawn.items():
         title = f"{label.capitalize()} over time"
         series = {policy: [read(step) for step in steps] for policy, steps in by_policy.items()}
         with album.draw(name, title, load=load, count=count, unit="steps") as (axes,):
@@ -36,11 +37,6 @@ def over_time(album: Album, load: str) -> None:
                 times = [step["t"] - by_policy[policy][0]["t"] for step in by_policy[policy]]
                 axes.step(times, values, where="post", label=policy, linewidth=1, **album.line(policy))
             finish(axes, "time since the first step (s)", label)
-
-
-def batch_size(step: dict[str, Any]) -> int:
-    """Return the number of computed rows, including held ones."""
-    return sum(1 for member in step["members"] if member["phase"] != "idle")
 
 
 def slots(album: Album, load: str) -> None:

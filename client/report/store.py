@@ -122,32 +122,27 @@ class Store:
 
 def short(numbers: Mapping[str, Any]) -> dict[str, Any]:
     """Return a run's figures without arrays, and with all that tables show, which then need no readings of `/stats`."""
-    spent = slot_steps(numbers)
+    spent = grown(numbers, "slot_steps")
     derived = {
-        "hit_tokens": hit_share(numbers), "preemptions": preemptions(numbers), **speculation(numbers),
-        "slot_steps": spent, "batch_fill": waste.fill(spent or {}), "rows_in_vain": waste.wasted(spent or {}),
+        "hit_tokens": hit_share(numbers), "preemptions": grown(numbers).get("preemptions"), **speculation(numbers),
+        "slot_steps": spent or None, "batch_fill": waste.fill(spent), "rows_in_vain": waste.wasted(spent),
     }  # fmt: skip
     # What a worker of a sweep has derived stays.
     return {**derived, **{key: value for key, value in numbers.items() if key not in ARRAYS}}
 
 
-def readings(numbers: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the engine's part of `/stats` before and after a run; empty if it is unknown."""
+def grown(numbers: Mapping[str, Any], part: str = "") -> dict[str, Any]:
+    """Return by how much each number of the engine's `/stats`, or of a part of it, grew during a run; empty if unknown."""
     before, after = ((numbers.get(key) or {}).get("engine") or {} for key in ("server_before", "server_after"))
-    return before, after
+    if part:
+        before, after = before.get(part) or {}, after.get(part) or {}
+    return {name: n - (before.get(name) or 0) for name, n in after.items() if isinstance(n, int | float)}
 
 
 def hit_share(numbers: Mapping[str, Any]) -> float | None:
     """Return the share of prompt tokens that came from the prefix cache during a run; None if it is unknown."""
-    before, after = (reading.get("kv") or {} for reading in readings(numbers))
-    queries, hits = (float(after.get(k) or 0) - float(before.get(k) or 0) for k in ("query_tokens", "hit_tokens"))
-    return hits / queries if queries > 0 else None
-
-
-def preemptions(numbers: Mapping[str, Any]) -> int | None:
-    """Return how many requests were preempted during a run; None if the server does not count them."""
-    before, after = readings(numbers)
-    return int(after["preemptions"]) - int(before.get("preemptions") or 0) if "preemptions" in after else None
+    kv = grown(numbers, "kv")
+    return kv.get("hit_tokens", 0) / kv["query_tokens"] if kv.get("query_tokens", 0) > 0 else None
 
 
 def speculation(numbers: Mapping[str, Any]) -> dict[str, float]:
@@ -155,8 +150,8 @@ def speculation(numbers: Mapping[str, Any]) -> dict[str, float]:
 
     Nothing for a server that computed no draft tokens during the run.
     """
-    before, after = (reading.get("drafts") or {} for reading in readings(numbers))
-    drafted, accepted = (float(after.get(key, 0)) - float(before.get(key, 0)) for key in ("tokens", "accepted"))
+    drafts = grown(numbers, "drafts")
+    drafted, accepted = drafts.get("tokens", 0), drafts.get("accepted", 0)
     decoded = numbers["total_output_tokens"] - numbers["completed"]  # the first token is of the prompt's step
     if drafted <= 0 or decoded <= accepted:
         return {}
@@ -171,12 +166,6 @@ def file_of(folder: Path, labels: Mapping[str, Any]) -> Path:
 def slug(text: str) -> str:
     """Return a file name for a policy, an address or a load."""
     return re.sub(r"[^A-Za-z0-9_+-]+", "-", text).strip("-") or "x"
-
-
-def slot_steps(numbers: Mapping[str, Any]) -> dict[str, float] | None:
-    """Return the slot-steps by use during a run; None if the server does not count them."""
-    before, after = (reading.get("slot_steps") or {} for reading in readings(numbers))
-    return {kind: float(n) - float(before.get(kind, 0)) for kind, n in after.items()} or None
 
 
 @dataclass(slots=True)

@@ -133,21 +133,21 @@ def test_waste_is_the_difference_of_two_readings() -> None:
     after = {"engine": {"slot_steps": {"useful": 25, "idle": 5},
                         "kv": {"query_tokens": 50, "hit_tokens": 20}}}  # fmt: skip
     numbers = {"server_before": before, "server_after": after}
-    assert store.slot_steps(numbers) == {"useful": 15, "idle": 5}
+    assert store.grown(numbers, "slot_steps") == {"useful": 15, "idle": 5}
     assert store.hit_share(numbers) == 0.4
-    assert store.slot_steps({"server_before": None, "server_after": None}) is None
+    assert store.grown({"server_before": None, "server_after": None}, "slot_steps") == {}
 
 
 def test_preemptions_are_in_the_table_only_if_there_were_any(folder: Path) -> None:
     results = store.read(folder)
     assert "preemptions" not in summary.markdown(results)
     before, after = {"engine": {"preemptions": 2}}, {"engine": {"preemptions": 1236}}
-    results.runs[0]["preemptions"] = store.preemptions({"server_before": before, "server_after": after})
+    results.runs[0]["preemptions"] = store.grown({"server_before": before, "server_after": after})["preemptions"]
     for run in results.runs[1:]:
         run["preemptions"] = 0
     heads, lines = summary.rows(results, results.loads)
     assert lines[0][heads.index("preemptions")] == "1,234"
-    assert store.preemptions({"server_before": None, "server_after": None}) is None
+    assert "preemptions" not in store.grown({"server_before": None, "server_after": None})
 
 
 def test_the_slots_plot_shows_the_busiest_steps() -> None:
