@@ -105,7 +105,8 @@ class Generation:
         if now < self.ends_at:
             return False
         if self.own_limit is not None:
-            self.end_early()
+            for inference in self.inferences:
+                inference.end_early()
         else:
             self.cancel(timeout_error(self.limit))
         return True
@@ -120,11 +121,6 @@ class Generation:
         for inference in self.inferences:
             if not inference.is_finished:
                 inference.cancel(error)
-
-    def end_early(self) -> None:
-        """End the inferences that have not ended, with the tokens they have."""
-        for inference in self.inferences:
-            inference.end_early()
 
     def wait_until_received(self, wakeup: Wakeup) -> None:
         """Wait until the loop has taken in a stream; raise ApiError if it refuses it.
@@ -256,18 +252,23 @@ def start_generation(
     return generation
 
 
-def reply(generation: Generation, write: Callable[[], Response], ignored: list[str]) -> Response | Deferred:
-    """Return the response that `write` makes, which names the ignored fields: of a stream now, otherwise at its end.
+def reply(
+    generation: Generation, ignored: list[str], whole: Callable[[], Response],
+    stream: Callable[[], Response] | None = None,
+) -> Response | Deferred:  # fmt: skip
+    """Return the response, which names the ignored fields: that of `stream` now, that of `whole` at the end.
 
     This thread waits for the end of an answer that is too large for the thread that writes all others.
     """
+    ignored = ignored + generation.request.ignored
 
     def response() -> Response:
-        names = ignored + generation.request.ignored
-        return body.name_ignored(write(), names) if names else write()
+        generation.wait()
+        return body.name_ignored(whole(), ignored)
 
-    at_once = generation.wakeup is not None or generation.is_large
-    return response() if at_once else Deferred(generation, response)
+    if generation.wakeup is not None and stream is not None:
+        return body.name_ignored(stream(), ignored)
+    return response() if generation.is_large else Deferred(generation, response)
 
 
 def seed_of(seed: int, j: int) -> int:

@@ -48,16 +48,40 @@ class InProcess:
         self._service.registry.cancel(id)
 
     def _begin(self, line: Line, owner: str, id: str, done: Done) -> None:
-        call = Call(self._app, line, owner, id, done)
+        sent = EnvironBuilder(
+            line.url, method="POST", data=_encoded(line.body), content_type="application/json",
+            headers=[("X-Request-Id", id)],
+        )  # fmt: skip
+        environ = {**sent.get_environ(), BACKGROUND: owner}
+        sent.close()
+        head: dict[str, Any] = {"X-Request-Id": id}  # of the answer
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
+            head.update(headers, status=int(status.split(" ", 1)[0]))
+
+        def finish() -> None:
+            try:
+                body = exchange.answer(b"".join)
+            except Exception as error:
+                fail(error)
+                return
+            done(head["status"], head["X-Request-Id"], body)
+
+        def fail(error: Exception) -> None:
+            message = f"internal error on this request: {type(error).__name__}"
+            content = {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
+            done(500, head["X-Request-Id"], json.dumps(content).encode())
+
+        exchange = DeferredRequest(self._app, environ, start)
         try:
-            work = call.exchange.begin()
+            work = exchange.begin()
             if work is not None:
-                self._service.completer.wait(work, call.finish)
+                self._service.completer.wait(work, finish)
                 return
         except Exception as error:
-            call.fail(error)
+            fail(error)
             return
-        call.finish()
+        finish()
 
 
 def _encoded(fields: dict[str, Any]) -> bytes:
@@ -66,40 +90,3 @@ def _encoded(fields: dict[str, Any]) -> bytes:
         return json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:  # half of a surrogate pair
         return json.dumps(fields, separators=(",", ":")).encode()
-
-
-class Call:
-    """One request and its answer."""
-
-    def __init__(self, app: App, line: Line, owner: str, id: str, done: Done) -> None:
-        data = _encoded(line.body)
-        headers = [("X-Request-Id", id)]
-        builder = EnvironBuilder(
-            path=line.url, method="POST", data=data, content_type="application/json", headers=headers
-        )
-        environ = builder.get_environ()
-        builder.close()
-        environ[BACKGROUND] = owner
-        self.exchange = DeferredRequest(app, environ, self._start)
-        self._status = 500
-        self._id = id
-        self._done = done
-
-    def _start(self, status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> None:
-        self._status = int(status.split(" ", 1)[0])
-        self._id = dict(headers).get("X-Request-Id", self._id)
-
-    def finish(self) -> None:
-        """Pass on the answer."""
-        try:
-            body = self.exchange.answer(b"".join)
-        except Exception as error:
-            self.fail(error)
-            return
-        self._done(self._status, self._id, body)
-
-    def fail(self, error: Exception) -> None:
-        """Pass on that no answer could be made."""
-        message = f"internal error on this request: {type(error).__name__}"
-        content = {"error": {"message": message, "type": "server_error", "param": None, "code": None}}
-        self._done(500, self._id, json.dumps(content).encode())

@@ -117,11 +117,6 @@ class LoadedEngine(Parts):
         return [self.served_name, *(name for name in self.other_names if name not in ("*", self.served_name))]
 
     @property
-    def slots(self) -> int:
-        """The slots of the engine; the active policy may use fewer."""
-        return self.manager.slots
-
-    @property
     def sequences_that_fit(self) -> dict[int, int]:
         """How many sequences of the context, its half, quarter and eighth the KV pages hold, by length in tokens."""
         pages = self.manager.pages

@@ -166,7 +166,7 @@ class SocketWriter:
         self._turn_at = 0.0  # time of the next viewer's turn
         self._lock = threading.Lock()
         self._steps = 0
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="socket-writer", daemon=True)
 
     @property
     def open(self) -> int:
@@ -176,10 +176,8 @@ class SocketWriter:
     def start(self) -> None:
         """Start the thread, once. A server does so before its first request, while a thread is still available."""
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="socket-writer", daemon=True)
-                thread.start()
-                self._thread = thread
+            if self._thread.ident is None:
+                self._thread.start()
 
     def take(self, stream: Stream) -> None:
         """Write a stream to its end."""

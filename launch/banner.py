@@ -79,7 +79,7 @@ def _drafts(config: Config) -> str:
 
 
 def _slots(engine: LoadedEngine) -> str:
-    used, slots = engine.manager.max_batch_size, engine.slots
+    used, slots = engine.manager.max_batch_size, engine.manager.slots
     return f"{slots} slots" if used == slots else f"{used} of {slots} slots"
 
 

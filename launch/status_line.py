@@ -35,7 +35,7 @@ class StatusLine:
         fill = SlotSteps(*(b - a for a, b in zip(self._spent, spent))).fill or 0.0
         self._at, self._tokens, self._spent = now, tokens, spent
         manager = engine.manager
-        parts = [f"running {manager.running} of {engine.slots}", f"waiting {manager.waiting:,}",
+        parts = [f"running {manager.running} of {manager.slots}", f"waiting {manager.waiting:,}",
                  f"{rate:,.0f} tokens/s", f"batch fill {fill:.0%}"]  # fmt: skip
         if manager.pages is not None and manager.pages.total:
             parts.append(f"KV {manager.pages.used / manager.pages.total:.0%}")

@@ -233,10 +233,6 @@ def histograms(
     family = HistogramMetricFamily(name, help, labels=(*([] if label is None else [label]), *common))
     for word, histogram in values.items():
         words: tuple[Any, ...] = (*(() if label is None else (word,)), *common.values())
-        family.add_metric(words, _buckets(histogram), histogram.sum)
+        bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
+        family.add_metric(words, list(zip(bounds, accumulate(list(histogram.counts)))), histogram.sum)
     return family
-
-
-def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*(str(float(bound)) for bound in histogram.bounds), "+Inf"]
-    return list(zip(bounds, accumulate(list(histogram.counts))))

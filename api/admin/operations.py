@@ -64,17 +64,11 @@ def routes_of(service: Service) -> Routes:
 
     @routes.get("/requests/<id>", "the state or outcome of a request", answer=Timeline, errors=(404,))
     def timeline(id: str) -> Response:
-        record = service.registry.find(id)
-        if record is None:
-            raise _unknown(id)
-        return jsonify(record)
+        return jsonify(_known(service.registry.find(id), id))
 
     @routes.delete("/requests/<id>", "cancel a request", answer=Cancelled, errors=(404,))
     def cancel(id: str) -> Response:
-        state = service.registry.cancel(id)
-        if state is None:
-            raise _unknown(id)
-        return jsonify(id=id, state=state)
+        return jsonify(id=id, state=_known(service.registry.cancel(id), id))
 
     return routes
 
@@ -103,12 +97,15 @@ def _state(service: Service, status: str, reason: str | None) -> Response:
     return result
 
 
-def _unknown(id: str) -> ApiError:
-    return ApiError(
-        f"request {shown(id)} is unknown. Use the X-Request-Id of a response; the last 1,000 finished "
-        "requests are kept",
-        type="not_found_error",
-    )
+def _known(found: Any, id: str) -> Any:
+    """Return what was found of a request; raise 404 if that is nothing."""
+    if found is None:
+        raise ApiError(
+            f"request {shown(id)} is unknown. Use the X-Request-Id of a response; the last 1,000 finished "
+            "requests are kept",
+            type="not_found_error",
+        )
+    return found
 
 
 def _slots(engine: LoadedEngine | None) -> list[dict[str, Any]]:

@@ -52,11 +52,10 @@ def routes_of(service: Service) -> Routes:
         generation = start_embedding(service, engine, params, check_model(engine, params.model))
 
         def write() -> Response:
-            generation.wait()
             model, in_base64 = params.model or engine.served_name, params.encoding_format == "base64"
             return parts.response(written(generation.inferences, model, in_base64))
 
-        return reply(generation, write, ignored + ignored_hints(engine, params))
+        return reply(generation, ignored + ignored_hints(engine, params), write)
 
     return routes
 

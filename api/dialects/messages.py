@@ -53,8 +53,7 @@ def routes_of(service: Service) -> Routes:
             generating = replace(generating, max_tokens=None)  # as Anthropic's: clients send limits of larger models
         generation = start_generation(service, engine, generating, streams=params.stream)
         writer = MessageWriter(engine, generation, params)
-        ignored += ignored_hints(engine, params)
-        return reply(generation, writer.stream if params.stream else writer.whole, ignored)
+        return reply(generation, ignored + ignored_hints(engine, params), writer.whole, writer.stream)
 
     @routes.post(
         "/v1/messages/count_tokens", "the number of tokens of a conversation (Anthropic's API)", body=CountRequest,
@@ -158,8 +157,7 @@ class MessageWriter:
         self._index, self._kind = -1, ""  # of the open block
 
     def whole(self) -> Response:
-        """Wait for the answer and return it, without a call that was cut off: its input would be another."""
-        self.generation.wait()
+        """Return the answer in one piece, without a call that was cut off: its input would be another."""
         inference, content = self.generation.inferences[0], list[Block]()
         for piece in self._taker.feed(inference.answer, ended=True):
             if piece.kind == "call":

@@ -26,7 +26,6 @@ from api.schemas import fields as f
 from api.schemas import unsupported as u
 from api.schemas.scheduling_hints import SchedulingHints
 from api.service import LoadedEngine, Service
-from api.streaming import Delta
 from observe.feed import data
 
 EXAMPLE = '{"prompt": "ROMEO:", "num_tokens": 40}'
@@ -74,7 +73,13 @@ def routes_of(service: Service) -> Routes:
         params, ignored = body.validate(InferenceRequest, fields)
         generation = start_generation(service, engine, generation_request(engine, params), streams=params.stream)
         ignored += ignored_hints(engine, params)
-        return reply(generation, lambda: stream(generation) if params.stream else jsonify(answer(generation)), ignored)
+        return reply(
+            generation, ignored,
+            lambda: jsonify({"completion": generation.inferences[0].completion} | ending(generation)),
+            lambda: streaming.respond(
+                generation, lambda new: data({"text": new.text} | (ending(generation) if new.ended else {}))
+            ),
+        )  # fmt: skip
 
     @routes.get("/stats", "server statistics: the original project's four figures, and more", answer=Statistics)
     def stats() -> Response:
@@ -104,14 +109,8 @@ def generation_request(engine: LoadedEngine, params: InferenceRequest) -> Genera
     )  # fmt: skip
 
 
-def answer(generation: Generation) -> dict[str, Any]:
-    """Wait for the completion and return the body of the answer."""
-    generation.wait()
-    return {"completion": generation.inferences[0].completion} | ending(generation)
-
-
 def ending(generation: Generation) -> dict[str, Any]:
-    """Return the fields of an answer beside its text."""
+    """Return the fields of an answer, or of the last event of a stream, beside its text."""
     inference = generation.inferences[0]
     return {
         "id": inference.id,
@@ -122,16 +121,6 @@ def ending(generation: Generation) -> dict[str, Any]:
         "stop_reason": inference.stop_reason,
         "timings": timings(inference),
     }
-
-
-def stream(generation: Generation) -> Response:
-    """Return a stream of events with `text`, the last of which has all other fields too; then [DONE]."""
-
-    def encode_delta(delta: Delta) -> bytes:
-        last = ending(generation) if delta.ended else {}
-        return data({"text": delta.text} | last)
-
-    return streaming.respond(generation, encode_delta)
 
 
 def statistics(service: Service) -> dict[str, Any]:

@@ -98,7 +98,6 @@ def routes_of(service: Service) -> Routes:
         began = g.began
 
         def write() -> Response:
-            generation.wait()
             return jsonify(
                 model=params.model or engine.served_name,
                 embeddings=[vector(inference).tolist() for inference in generation.inferences],
@@ -107,7 +106,7 @@ def routes_of(service: Service) -> Routes:
                 prompt_eval_count=sum(len(inference.sequence.prompt_ids) for inference in generation.inferences),
             )
 
-        return reply(generation, write, ignored + ignored_hints(engine, params))
+        return reply(generation, ignored + ignored_hints(engine, params), write)
 
     @routes.get("/tags", "the served model and its adapters (Ollama's API)", answer=OllamaModels, errors=(503,))
     @routes.get("/ps", "the models in memory (Ollama's API)", answer=OllamaModels, errors=(503,))
@@ -211,7 +210,7 @@ class OllamaWriter:
         """Return the answer, whole or as a stream; it names the ignored fields."""
         self._taker = tools.parts_of(self._engine, generation)
         self._generation = generation
-        return reply(generation, self._whole if generation.wakeup is None else self._stream, ignored)
+        return reply(generation, ignored, self._whole, self._stream)
 
     def line(self, new: dict[str, Any], ending: dict[str, Any]) -> dict[str, Any]:
         """Return an object of the answer, with what is new in it."""
@@ -221,7 +220,6 @@ class OllamaWriter:
         return {"model": self._model, "created_at": now, **part, **ending}
 
     def _whole(self) -> Response:
-        self._generation.wait()
         return jsonify(self.line(self._new(self._generation.inferences[0].answer, True), self._ending()))
 
     def _stream(self) -> Response:

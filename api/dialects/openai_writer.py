@@ -75,12 +75,7 @@ class Writer(Generic[Params]):
 
     def reply(self, ignored: list[str]) -> Response | Deferred:
         """Return the answer, whole or as a stream; it names the ignored fields."""
-        return reply(self.generation, self.stream if self.params.stream else self.whole, ignored)
-
-    def whole(self) -> Response:
-        """Wait for the answer and return it, written choice by choice if it is large."""
-        self.generation.wait()
-        return parts.response(self._parts())
+        return reply(self.generation, ignored, lambda: parts.response(self._parts()), self.stream)
 
     def _parts(self) -> Iterator[str]:
         yield self._start

@@ -110,10 +110,9 @@ class ResponseWriter:
 
     def reply(self, ignored: list[str]) -> Response | Deferred:
         """Return the answer, whole or as a stream; it names the ignored fields."""
-        return reply(self._generation, self._stream if self._params.stream else self._whole, ignored)
+        return reply(self._generation, ignored, self._whole, self._stream)
 
     def _whole(self) -> Response:
-        self._generation.wait()
         self._chunk(Delta(0, self._inference.answer, 0, len(self._inference.output_ids), True))
         return jsonify(self._response(self._status))
 

@@ -94,7 +94,7 @@ def _answer(
         ignored += ignored_hints(engine, parameters, "parameters.")
     generation = start_generation(service, engine, generation_request(engine, params, streams), streams=streams)
     writer = TgiWriter(engine, generation, params, began)
-    return reply(generation, writer.stream if streams else lambda: writer.whole(in_list), ignored)
+    return reply(generation, ignored, lambda: writer.whole(in_list), writer.stream)
 
 
 def generation_request(engine: LoadedEngine, params: GenerateRequest, streams: bool) -> GenerationRequest:

@@ -41,8 +41,7 @@ class TgiWriter:
         self.began = began
 
     def whole(self, in_list: bool) -> Response:
-        """Wait for the answer and return it in one piece, in a list for `POST /`."""
-        self.generation.wait()
+        """Return the answer in one piece, in a list for `POST /`."""
         result: dict[str, Any] = {"generated_text": self._text()}
         if self.parameters.details or self.parameters.decoder_input_details:
             result["details"] = self._details()

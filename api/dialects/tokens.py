@@ -110,13 +110,10 @@ def routes_of(service: Service) -> Routes:
 
 def ids_of(engine: LoadedEngine, params: TokenizeRequest, name: str) -> list[int]:
     """Return the ids of the field `name` of a request."""
+    sent = getattr(params, name)
     if name == "messages":
-        assert params.messages is not None
-        return prompt_of(engine, params.messages, answers=params.add_generation_prompt).ids
-    text = params.inputs if name == "inputs" else params.prompt
-    assert text is not None
-    begins = params.add_special_tokens
-    return encode(engine, text, special=engine.special_end, param=name, begins=begins)
+        return prompt_of(engine, sent, answers=params.add_generation_prompt).ids
+    return encode(engine, sent, special=engine.special_end, param=name, begins=params.add_special_tokens)
 
 
 def admit(service: Service) -> None:

@@ -131,15 +131,13 @@ class Completer:
         self._lock = threading.Lock()
         self._waiting: dict[Work, Callable[[], None]] = {}  # and what resumes its request
         self._impatient: set[Work] = set()  # work that ends before the server's limit
-        self._thread: threading.Thread | None = None
+        self._thread = threading.Thread(target=self._run, name="completer", daemon=True)
 
     def start(self) -> None:
         """Start the thread, once. A server does so before its first request, while a thread is still available."""
         with self._lock:
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="completer", daemon=True)
-                thread.start()
-                self._thread = thread
+            if self._thread.ident is None:
+                self._thread.start()
 
     def wait(self, work: Work, resume: Callable[[], None]) -> None:
         """Call `resume` in this object's thread when the work has ended."""

@@ -165,14 +165,6 @@ def writer() -> Callable[[ApiError], tuple[int, dict[str, Any]]]:
     return lambda error: written(error, method, path, config.overload_status)
 
 
-def _openai(error: ApiError, status: int) -> dict[str, Any]:
-    return {"error": {"message": str(error), "type": error.type, "param": error.param, "code": error.code}}
-
-
-def _tgi(error: ApiError, status: int) -> dict[str, Any]:
-    return {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)}
-
-
 def _messages(error: ApiError, status: int) -> dict[str, Any]:
     inner: dict[str, Any] = {"type": MESSAGES_TYPE.get(status, "invalid_request_error"), "message": str(error)}
     if error.code is not None:
@@ -181,13 +173,12 @@ def _messages(error: ApiError, status: int) -> dict[str, Any]:
     return {"type": "error", "error": inner}
 
 
-def _ollama(error: ApiError, status: int) -> dict[str, Any]:
-    return {"error": str(error)}
-
-
 CONTENTS: dict[str, Callable[[ApiError, int], dict[str, Any]]] = {
-    "openai": _openai, "tgi": _tgi, "messages": _messages, "ollama": _ollama,
-}  # fmt: skip
+    "openai": lambda e, _: {"error": {"message": str(e), "type": e.type, "param": e.param, "code": e.code}},
+    "tgi": lambda error, _: {"error": str(error), "error_type": TGI_TYPE.get(error.type, error.type)},
+    "ollama": lambda error, _: {"error": str(error)},
+    "messages": _messages,
+}
 
 
 def response(error: ApiError) -> Response:

@@ -124,7 +124,9 @@ class Sender:
         }  # fmt: skip
 
     def _run(self) -> None:
-        users = users_of(self._engine, self._params, next(self._numbers))
+        engine, params, number = self._engine, self._params, next(self._numbers)
+        users = [asked_by(user, engine, params, number) for user in range(params.users)]
+        users = users or [iter([question]) for question in arrivals(engine, params)]
         due: list[tuple[float, int, Question]] = []
         pending: dict[int, Inference] = {}  # by user
 
@@ -181,13 +183,6 @@ class Sender:
         arrived = inference.sequence.arrived_at
         self.span = (arrived if self.span is None else self.span[0], arrived)
         return inference
-
-
-def users_of(engine: LoadedEngine, params: LoadRequest, load: int) -> list[Iterator[Question]]:
-    """Return the requests of each user of a load."""
-    if params.users:
-        return [asked_by(user, engine, params, load) for user in range(params.users)]
-    return [iter([question]) for question in arrivals(engine, params)]
 
 
 def arrivals(engine: LoadedEngine, params: LoadRequest) -> Iterator[Question]:

@@ -127,7 +127,7 @@ def state(service: Service, engine: LoadedEngine) -> dict[str, Any]:
         "now": time.perf_counter(),
         "policy": manager.policy_name,
         "last_failure": last_failure(engine),
-        "slots": engine.slots,
+        "slots": manager.slots,
         "max_queue": manager.max_queue,
         "model": engine.model_name,
         "parameters": engine.facts.get("parameters"),

@@ -107,6 +107,6 @@ def test_a_handler_that_fails_answers_without_its_secrets(
     def fail(*args: Any) -> None:
         raise KeyError("/srv/secret.py")
 
-    monkeypatch.setattr(native, "answer", fail)
+    monkeypatch.setattr(native, "ending", fail)
     refusal = error(ask(client), 500)
     assert refusal["type"] == "server_error"

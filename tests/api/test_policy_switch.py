@@ -87,7 +87,7 @@ def test_as_many_requests_may_wait_under_every_policy(client: FlaskClient, app: 
         client.put("/policy", json={"policy": name})
         assert manager.max_batch_size == policies.get_policy(name, 8).max_batch_size
         assert manager.max_queue == 8
-        assert engine_of(app).slots == 8
+        assert manager.slots == 8
 
 
 @pytest.mark.parametrize("options", [{"predicter": "mean"}, {"predictor": "x"}, {"self": 1}, {"max_batch_size": 2}, 3])

@@ -20,7 +20,7 @@ def test_its_load_begins_with_the_engine_and_asks_no_one_for_a_tokenizer(monkeyp
     reply = flask_app.test_client().get("/load").get_json()
     flask_app.test_client().delete("/load")
     engine.manager.stop()
-    assert (reply["active"], reply["params"]["users"], engine.slots) == (True, 16, 8)
+    assert (reply["active"], reply["params"]["users"], engine.manager.slots) == (True, 16, 8)
 
 
 def test_it_goes_back_to_its_own_policy_and_load_after_a_tour_that_was_killed() -> None:
