@@ -5,11 +5,11 @@ It must not know what the settings are good for, or which values are possible.
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 from ..places import find
+from .sse import read_json
 from .target import Target
 
 SGLANG = {
@@ -69,7 +69,4 @@ def _parsed(body: str, metric: str) -> Any:
     """Return the JSON of a body, or the labels of a metric; None if there is neither."""
     if metric.endswith("{"):
         return dict(re.findall(r'(\w+)="([^"]*)"', body[body.index(metric) :].partition("\n")[0]))
-    try:
-        return json.loads(body)
-    except (ValueError, RecursionError):
-        return None
+    return read_json(body)

@@ -113,7 +113,7 @@ class Dialect:
     def read(self, content: Any, headers: Mapping[str, str], planned: Planned) -> Answer:
         """Return a complete answer; raise Unreadable if it has no text."""
         answer = Answer(ended=True, id=headers.get("X-Request-Id", ""))
-        readers = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi, "chat": _read_chat}
+        readers = {"inference": _read_inference, "openai": _read_openai, "tgi": _read_tgi, "chat": _read_openai}
         text = readers[self.api](content, headers, answer) if isinstance(content, dict) else None
         if not isinstance(text, str):
             raise Unreadable(f"200 without a completion: {str(content)[:60]}")
@@ -139,7 +139,7 @@ class Dialect:
             raise Unreadable(f"not an event: {data[:60]!r}")
         if event.get("error"):
             raise Refused(*fault(event))
-        feeders = {"inference": _feed_inference, "openai": _feed_openai, "tgi": _feed_tgi, "chat": _feed_chat}
+        feeders = {"inference": _feed_inference, "openai": _feed_openai, "tgi": _feed_tgi, "chat": _feed_openai}
         return feeders[self.api](event, answer)
 
 
@@ -214,61 +214,33 @@ def _usage(content: Mapping[str, Any], answer: Answer) -> int:
 
 
 def _read_openai(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> Any:
-    return _choice(content, answer).get("text")
-
-
-def _read_chat(content: Mapping[str, Any], _: Mapping[str, str], answer: Answer) -> Any:
-    choice = _choice(content, answer)
-    message = choice.get("message")
-    answer.finish_reason = _text(choice.get("finish_reason"))
-    return _text(message.get("content")) if isinstance(message, dict) else None
-
-
-def _choice(content: Mapping[str, Any], answer: Answer) -> Mapping[str, Any]:
-    """Read id and usage of a whole answer of OpenAI's APIs; return its first choice, empty if it has none."""
+    """Read a completion, or the answer to a chat."""
     answer.id = str(content.get("id") or answer.id)
     _usage(content, answer)
     choices = content.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
-    return choice if isinstance(choice, dict) else {}
+    if not isinstance(choice, dict) or not isinstance(message := choice.get("message"), dict):
+        return choice.get("text") if isinstance(choice, dict) else None
+    answer.finish_reason = _text(choice.get("finish_reason"))
+    return _text(message.get("content"))
 
 
 def _feed_openai(event: Mapping[str, Any], answer: Answer) -> int | None:
-    grown, choices = _choices(event, answer)
-    text = "".join(_text(c.get("text")) for c in choices)
-    answer.text += text
-    return _brought(grown, bool(text), choices, answer)
-
-
-def _feed_chat(event: Mapping[str, Any], answer: Answer) -> int | None:
-    grown, choices = _choices(event, answer)
-    has_said = False
-    for choice in choices:
-        delta = choice.get("delta")
-        delta = delta if isinstance(delta, dict) else {}
-        answer.text += _text(delta.get("content"))
-        has_said |= any(delta.get(name) for name in SAID)
-    return _brought(grown, has_said, choices, answer)
-
-
-def _choices(event: Mapping[str, Any], answer: Answer) -> tuple[int, list[Mapping[str, Any]]]:
-    """Return by how many tokens an event of OpenAI's APIs raises the usage, and its choices."""
+    """Read an event of a completion, or of the answer to a chat."""
     answer.id = answer.id or str(event.get("id") or "")  # a header has the id by which the server knows the request
-    grown = _usage(event, answer)
-    choices = event.get("choices") or []
+    grown, has_said, choices = _usage(event, answer), False, event.get("choices") or []
     if not isinstance(choices, list) or not all(isinstance(c, dict) for c in choices):
         raise Unreadable(f"event without choices: {str(event)[:60]}")
     for choice in choices:
+        delta = choice.get("delta")
+        delta = delta if isinstance(delta, dict) else {}
+        text = _text(delta.get("content")) or _text(choice.get("text"))
+        answer.text += text
+        has_said |= bool(text) or any(delta.get(name) for name in SAID)
         answer.finish_reason = _text(choice.get("finish_reason")) or answer.finish_reason
+        answer.ended |= bool(choice.get("finish_reason"))
     # Some servers send no [DONE]. The usage of the whole request is in an event without choices.
-    answer.ended |= any(c.get("finish_reason") for c in choices) or (
-        not choices and isinstance(event.get("usage"), dict)
-    )
-    return grown, choices
-
-
-def _brought(grown: int, has_said: bool, choices: Sequence[Any], answer: Answer) -> int | None:
-    """Return the number of tokens of an event, 0 if it is unknown; None if it brings none."""
+    answer.ended |= not choices and isinstance(event.get("usage"), dict)
     if has_said:
         answer.uncounted |= not grown
         return grown

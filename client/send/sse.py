@@ -64,7 +64,7 @@ class Events:
         return data == b"[DONE]" or (data.endswith(b"}") and read_json(data) is not None)
 
 
-def read_json(data: bytes) -> Any:
+def read_json(data: bytes | str) -> Any:
     """Parse JSON; return None if it is not valid."""
     try:
         return json.loads(data)
