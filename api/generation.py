@@ -90,10 +90,7 @@ class Generation:
     @property
     def error(self) -> InferenceError | None:
         """The error of its first failed inference."""
-        for inference in self.inferences:
-            if inference.error is not None:
-                return inference.error
-        return None
+        return next((inference.error for inference in self.inferences if inference.error is not None), None)
 
     @property
     def is_over(self) -> bool:

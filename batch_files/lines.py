@@ -44,17 +44,13 @@ class ForeignFile(ValueError):
     """A file of answers has a line that is not one; the arguments are the file's name and the number of the line."""
 
 
-def _continue() -> None:
-    """Let a long loop go on."""
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How lines are read: the most bytes of one, what parses it (raising ValueError), and a call before each that may raise."""
 
     longest: int = MAX_LINE
     parse: Callable[[bytes], Any] = json.loads
-    check: Callable[[], None] = _continue
+    check: Callable[[], object] = int
 
 
 def numbered(file: BinaryIO, limits: Limits) -> Iterator[tuple[int, bytes]]:

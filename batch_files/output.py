@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 BLOCK = 1 << 16
@@ -25,18 +24,15 @@ class LineFile:
         self.path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
-            self._lock()
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InUse(str(self.path)) from None
             self._size = _whole(self._fd)
             os.ftruncate(self._fd, self._size)
         except BaseException:
             os.close(self._fd)  # or the lock would stay, and the file in use
             raise
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InUse(str(self.path)) from None
 
     def append(self, line: bytes) -> None:
         """Append a line; raise OSError, and leave the file as it was, if it does not fit on the disk."""
@@ -74,9 +70,7 @@ class LineFile:
     def __enter__(self) -> LineFile:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -71,7 +71,7 @@ def _address(where: str, port: int | None, key: str | None, console: Console, st
     model = where or MODEL
     log = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "server.log"
     with Reporter(console, lambda: State(0, None, f"starting a server with {model}"), after=0.0):
-        return stack.enter_context(servers.started("dynamic", ["--model", model], log, key))
+        return stack.enter_context(servers.started("dynamic", ["--model", model], log, key))[0]
 
 
 def _await_model(url: str, console: Console) -> None:

@@ -106,7 +106,7 @@ class Experiment:
                 url = server[1]
             else:
                 log = self.store.folder / f"server-{slug(word)}.log"
-                url = stack.enter_context(servers.started(word, server_flags(flags), log, flags.api_key))
+                url, _ = stack.enter_context(servers.started(word, server_flags(flags), log, flags.api_key))
             dialect = Dialect(flags.api, flags.stream, temperature=flags.temperature)
             target = Target(url, flags.timeout, api_key=flags.api_key, dialect=dialect)
             yield known(target) if flags.api == "openai" or catalog.is_chat(flags.workload) else target

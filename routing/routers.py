@@ -114,9 +114,7 @@ def prefix_aware(rng: Random) -> Router:
     def route(replicas: Replicas, key: RoutingKey) -> Iterator[int]:
         known = (home[block] for block in reversed(key.blocks) if block in home)
         order = _bounded(_first_there(replicas, known), replicas, fallback(replicas, key))
-        first = next(order)
-        _remember(home, key.blocks, replicas.names[first])
-        return itertools.chain([first], order)
+        return _remembering(home, key.blocks, replicas, order)
 
     return route
 
@@ -137,10 +135,7 @@ def session_sticky(rng: Random) -> Router:
         preferred = _first_there(replicas, known)
         if preferred is None:
             preferred = max(range(len(replicas.names)), key=lambda i: _weight(key.session, replicas.names[i]))
-        order = _bounded(preferred, replicas, fallback(replicas, key))
-        first = next(order)
-        _remember(home, [key.session], replicas.names[first])
-        return itertools.chain([first], order)
+        return _remembering(home, [key.session], replicas, _bounded(preferred, replicas, fallback(replicas, key)))
 
     return route
 
@@ -174,12 +169,17 @@ def _bounded(preferred: int | None, replicas: Replicas, order: Iterator[int]) ->
     yield from (i for i in itertools.chain([first], order) if i != chosen)
 
 
-def _remember(home: OrderedDict[K, str], keys: Iterable[K], name: str) -> None:
+def _remembering(
+    home: OrderedDict[K, str], keys: Iterable[K], replicas: Replicas, order: Iterator[int]
+) -> Iterator[int]:
+    """Return the order, and remember its first replica as the home of these blocks or sessions."""
+    first = next(order)
     for key in keys:
-        home[key] = name
+        home[key] = replicas.names[first]
         home.move_to_end(key)
     while len(home) > ENTRIES:
         home.popitem(last=False)
+    return itertools.chain([first], order)
 
 
 def _weight(session: str, name: str) -> bytes:

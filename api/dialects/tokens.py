@@ -24,7 +24,7 @@ from api.schemas import body
 from api.schemas import fields as f
 from api.schemas import unsupported as u
 from api.schemas.openai import MESSAGES, Messages
-from api.service import LoadedEngine, Service, Tokenizer
+from api.service import Service, Tokenizer
 from observe.feed import dumps
 
 EXAMPLE = '{"prompt": "ROMEO:"}'
@@ -82,9 +82,13 @@ def routes_of(service: Service) -> Routes:
                 "inputs for TGI's", param="prompt",
             )  # fmt: skip
         ignored += given[1:]
-        ids = ids_of(engine, params, given[0])
+        sent = getattr(params, given[0])
+        if given[0] == "messages":
+            ids = prompt_of(engine, sent, answers=params.add_generation_prompt).ids
+        else:
+            ids = encode(engine, sent, special=engine.special_end, param=given[0], begins=params.add_special_tokens)
         if given[0] == "inputs":
-            content = chain("[", parts.items(pieces(engine.tokenizer, params.inputs or "", ids), TOKENS), "]")
+            content = chain("[", parts.items(pieces(engine.tokenizer, sent, ids), TOKENS), "]")
         else:
             head = f'{{"count":{len(ids)},"max_model_len":{engine.context},"tokens":['
             content = chain([head], parts.items(ids, TOKENS), ["]}"])
@@ -106,14 +110,6 @@ def routes_of(service: Service) -> Routes:
         return body.name_ignored(parts.response(content), ignored)
 
     return routes
-
-
-def ids_of(engine: LoadedEngine, params: TokenizeRequest, name: str) -> list[int]:
-    """Return the ids of the field `name` of a request."""
-    sent = getattr(params, name)
-    if name == "messages":
-        return prompt_of(engine, sent, answers=params.add_generation_prompt).ids
-    return encode(engine, sent, special=engine.special_end, param=name, begins=params.add_special_tokens)
 
 
 def admit(service: Service) -> None:

@@ -87,14 +87,7 @@ def _reason(log: str) -> str:
 
 
 @contextlib.contextmanager
-def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[str]:
-    """Run a server as `launched` does; yield its URL."""
-    with launched(policy, arguments, log, key) as (url, _):
-        yield url
-
-
-@contextlib.contextmanager
-def launched(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[tuple[str, int]]:
+def started(policy: str, arguments: Sequence[str], log: Path, key: str | None = None) -> Iterator[tuple[str, int]]:
     """Run a server with a policy; yield its URL and pid when it is ready, and stop it after the block.
 
     Raise UsageError if the server is not installed here, ServerFailed if it does not become ready.

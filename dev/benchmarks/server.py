@@ -18,7 +18,7 @@ from client.send import servers
 @contextlib.contextmanager
 def started(policy: str, *flags: str) -> Iterator[tuple[int, int]]:
     """Run a server with a policy and these flags; yield its port and the pid of its master."""
-    with tempfile.TemporaryDirectory() as folder, servers.launched(policy, flags, Path(folder) / "log") as (url, pid):
+    with tempfile.TemporaryDirectory() as folder, servers.started(policy, flags, Path(folder) / "log") as (url, pid):
         yield int(url.rpartition(":")[2]), pid
 
 

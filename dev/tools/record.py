@@ -50,7 +50,7 @@ def server(policy: str, slots: int, model: str = "bard") -> Iterator[str]:
     """Run a server on a free port; yield its address."""
     flags = ("--model", model, "--compute-threads", "1", "--max-batch-size", str(slots), "--speculate", "off",
              "--access-log", "off")  # fmt: skip
-    with tempfile.TemporaryDirectory() as folder, started(policy, flags, Path(folder) / "log") as url:
+    with tempfile.TemporaryDirectory() as folder, started(policy, flags, Path(folder) / "log") as (url, _):
         requests.post(f"{url}/inference", json={"prompt": "Warm", "num_tokens": 8}, timeout=60)
         yield url
 

@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from api.http.errors import ApiError
 from integrations.queue import errors
-from integrations.queue.limits import Limits
+from integrations.queue.receiving import Limits
 from terminal.shell import open_files
 
 BACKLOG = 2048

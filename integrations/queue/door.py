@@ -17,8 +17,7 @@ from api.http.errors import ApiError, shown
 from api.service import Service
 from integrations.queue import errors
 from integrations.queue.clients import Client, listening, within_open_files
-from integrations.queue.limits import Limits
-from integrations.queue.receiving import ClientLeft
+from integrations.queue.receiving import ClientLeft, Limits
 
 GONE = 499  # for a client that has already left
 PAUSE_SECONDS = 0.1

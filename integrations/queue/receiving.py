@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import NamedTuple
 
 from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from api.http.errors import ApiError, shown
-from integrations.queue.limits import Limits
 from routing import bodies
 from serving.places import Place
 
 RETRY_SECONDS = 5  # for other requests to end
+
+
+class Limits(NamedTuple):
+    """The limits on clients: seconds for each part of a request, and the number of connections."""
+
+    receive: float  # for a head from its first byte, and between two reads of a body
+    send: float  # in which a client reads nothing of its answer
+    connections: int
+    idle: float = 75.0  # between two requests, as in launch/gunicorn_conf.py
+    body: float = 60.0  # for a whole body
 
 
 class ClientLeft(Exception):

@@ -31,10 +31,9 @@ from integrations.queue.bridge import Bridge
 from integrations.queue.clients import Client
 from integrations.queue.door import Door, check_origin, expect
 from integrations.queue.hints import Allowance, Means, RequestHints, read_hints
-from integrations.queue.limits import Limits
 from integrations.queue.menu import Menu, Shared
 from integrations.queue.parsing import parse
-from integrations.queue.receiving import Room, receive
+from integrations.queue.receiving import Limits, Room, receive
 from integrations.queue.relay import Relay, Wires, failed
 from integrations.queue.sites import Sites
 from integrations.queue.steps import StepsOfEach

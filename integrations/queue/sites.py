@@ -145,11 +145,6 @@ class Sites:
         )
         return self._route(facts, key)
 
-    @property
-    def remembers(self) -> bool:
-        """Whether the router must see each request, even if it has no choice."""
-        return self.router in ("prefix-aware", "session-sticky")
-
     def refuse(self, site: Site, whose: str, tried: Rest | None, headers: Mapping[str, str]) -> None:
         """Send an upstream nothing of this client for as long as its refusal asks for.
 

@@ -285,7 +285,8 @@ class Upstreams(BatchingManager):
 
     def _routed(self, able: list[Upstream], one_by_one: bool) -> Iterable[Upstream]:
         """Return these upstreams, best first for the next request."""
-        if len(able) < 2 and not (able and one_by_one and self.sites.remembers):
+        remembers = self.sites.router in ("prefix-aware", "session-sticky")  # it must see each request
+        if len(able) < 2 and not (able and one_by_one and remembers):
             return able
         turn, first = None, able[0].scheduler
         if one_by_one:

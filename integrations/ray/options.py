@@ -11,7 +11,7 @@ import config as settings
 from config import Config
 from generate.cores import cores
 from integrations.queue import menu
-from integrations.queue.limits import Limits
+from integrations.queue.receiving import Limits
 from routing import autoscalers
 from routing.autoscalers import Bounds
 from routing.routers import ROUTERS

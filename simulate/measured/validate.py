@@ -105,7 +105,7 @@ def server(policy: str, flags: Sequence[str], console: Console) -> Iterator[Targ
     key = config.load().config.api_key or None
     with (
         tempfile.TemporaryDirectory() as folder,
-        servers.started(policy, flags, Path(folder) / "server.log", key) as url,
+        servers.started(policy, flags, Path(folder) / "server.log", key) as (url, _),
     ):
         yield Target(url, api_key=key, dialect=Dialect("inference", stream=True))
 

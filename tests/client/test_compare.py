@@ -295,7 +295,7 @@ STARTER = """
 import pathlib, time
 from client.send import servers
 servers.APP = pathlib.Path("app.py").absolute()
-with servers.started("static", [], pathlib.Path("log")) as url:
+with servers.started("static", [], pathlib.Path("log")) as (url, _):
     print(url, flush=True)
     time.sleep(60)
 """

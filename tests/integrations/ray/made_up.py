@@ -15,7 +15,7 @@ from aiohttp import web
 
 from integrations.queue import clients, health
 from integrations.queue.door import bind
-from integrations.queue.limits import Limits
+from integrations.queue.receiving import Limits
 from integrations.queue.sites import Site
 from integrations.ray import fleet_queue, options
 from integrations.ray.fleet_queue import FleetQueue, Found

@@ -25,7 +25,7 @@ from made_up import (
     waits,
 )
 
-from integrations.queue.limits import Limits
+from integrations.queue.receiving import Limits
 from tests.support import SOON
 
 ASKED = json.dumps(ASK).encode()
