@@ -90,34 +90,27 @@ class Store:
         except sqlite3.Error:
             self.path(id).unlink(missing_ok=True)
             raise
-        return self.file(id, owner) or {}
+        return self.row("files", id, owner) or {}
 
-    def file(self, id: str, owner: str) -> Row | None:
-        """Return an owner's file, or None."""
-        return next(iter(self._all("SELECT * FROM files WHERE id = ? AND owner = ?", (id, owner))), None)
+    def row(self, table: str, id: str, owner: str) -> Row | None:
+        """Return an owner's file or batch, which is in `table`, or None."""
+        return next(iter(self._all(f"SELECT * FROM {table} WHERE id = ? AND owner = ?", (id, owner))), None)
 
-    def files(self, owner: str, after: str, limit: int, newest_first: bool, purpose: str = "") -> list[Row]:
-        """Return an owner's files after the one with the id `after`, at most `limit`."""
-        where = "AND purpose = :purpose " if purpose else ""
-        return self._page("files", owner, after, limit, newest_first, where, purpose=purpose)
-
-    def batches(self, owner: str, after: str, limit: int) -> list[Row]:
-        """Return an owner's batches after the one with the id `after`, the newest first, at most `limit`."""
-        return self._page("batches", owner, after, limit, True)
-
-    def _page(
-        self, table: str, owner: str, after: str, limit: int, newest_first: bool, where: str = "", **more: Any
+    def rows(
+        self, table: str, owner: str, after: str, limit: int, newest_first: bool = True, purpose: str = ""
     ) -> list[Row]:
+        """Return an owner's files, of one purpose if given, or batches, after the one with the id `after`; at most `limit`."""
+        where = "AND purpose = :purpose " if purpose else ""
         if after:
             sign = "<" if newest_first else ">"
             where += f"AND number {sign} (SELECT number FROM {table} WHERE id = :after AND owner = :owner) "
         order = "DESC" if newest_first else "ASC"
         query = f"SELECT * FROM {table} WHERE owner = :owner {where}ORDER BY number {order} LIMIT :limit"
-        return self._all(query, {"owner": owner, "after": after, "limit": limit, **more})
+        return self._all(query, {"owner": owner, "after": after, "limit": limit, "purpose": purpose})
 
     def delete_file(self, id: str, owner: str) -> bool:
         """Delete an owner's file; return False if there is none, raise InUse if an open batch needs it."""
-        if self.file(id, owner) is None:
+        if self.row("files", id, owner) is None:
             return False
         users = self._all(f"SELECT id FROM batches WHERE input_file_id = ? AND {IS_OPEN}", (id,))
         if users:
@@ -141,11 +134,7 @@ class Store:
         insert = f"INSERT INTO batches ({', '.join(row)}) SELECT {values} WHERE {has_room}"
         # One statement, because others may add batches meanwhile.
         self._change((insert, {**row, "most_open": most_open}))
-        return self.batch(id, owner)
-
-    def batch(self, id: str, owner: str) -> Row | None:
-        """Return an owner's batch, or None."""
-        return next(iter(self._all("SELECT * FROM batches WHERE id = ? AND owner = ?", (id, owner))), None)
+        return self.row("batches", id, owner)
 
     def due(self) -> list[Row]:
         """Return the batches that are to be cancelled, and of the others the oldest open one of each owner, oldest first."""

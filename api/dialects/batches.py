@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sqlite3
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Literal
 
 from flask import Response, jsonify, request, send_file
@@ -26,7 +27,8 @@ EXAMPLE = '{"input_file_id": "file-...", "endpoint": "/v1/chat/completions", "co
 SENT = {"input_file_id": "file-1", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
 log = logging.getLogger("effective-batching")
 MOST_OPEN = 100  # batches of an API key
-MOST_LISTED = {"files": 10_000, "batches": 100}
+MOST_LISTED = {"file": 10_000, "batch": 100}
+TABLES = {"file": "files", "batch": "batches"}  # of the store, and the last part of the routes
 SHOWN = (  # of a batch, as the store has it
     "id", "endpoint", "input_file_id", "completion_window", "status", "output_file_id", "error_file_id", "created_at",
     "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at",
@@ -111,13 +113,8 @@ def _file_routes(routes: Routes, service: Service) -> None:
         query={**LISTED, "order": Literal["asc", "desc"], "purpose": str},
     )  # fmt: skip
     def files() -> Response:
-        store, limit = _runner(service).store, _limit("files")
         newest_first = request.args.get("order", "desc") != "asc"
-        after, purpose = request.args.get("after", ""), request.args.get("purpose", "")
-        if after:
-            _row(service, "file", after, "after")
-        rows = store.files(current_owner(), after, limit + 1, newest_first, purpose)
-        return _page([file_object(row) for row in rows], limit)
+        return _listed(service, "file", file_object, newest_first, request.args.get("purpose", ""))
 
     @routes.get("/v1/files/<id>", "a file, without its content", answer=BatchFile, errors=(404,))
     def file(id: str) -> Response:
@@ -164,11 +161,7 @@ def _batch_routes(routes: Routes, service: Service) -> None:
 
     @routes.get("/v1/batches", "the batches of this API key", answer=Batches, errors=(400, 404), query=LISTED)
     def batches() -> Response:
-        limit = _limit("batches")
-        if after := request.args.get("after", ""):
-            _row(service, "batch", after, "after")
-        rows = _runner(service).store.batches(current_owner(), after, limit + 1)
-        return _page([batch_object(row) for row in rows], limit)
+        return _listed(service, "batch", batch_object)
 
     @routes.get("/v1/batches/<id>", "a batch and its progress", answer=Batch, errors=(404,))
     def batch(id: str) -> Response:
@@ -202,36 +195,37 @@ def _runner(service: Service) -> Runner:
 
 def _row(service: Service, kind: Literal["file", "batch"], id: str, param: str | None = None) -> Row:
     """Return a file or a batch of the current owner; raise 404 if there is none."""
-    store = _runner(service).store
-    row = (store.file if kind == "file" else store.batch)(id, current_owner())
+    row = _runner(service).store.row(TABLES[kind], id, current_owner())
     if row is None:
         raise _unknown(kind, id, param)
     return row
 
 
 def _unknown(kind: str, id: str, param: str | None = None) -> ApiError:
-    places = {"file": "/v1/files", "batch": "/v1/batches"}
     return ApiError(
-        f"this API key has no {kind} {shown(id)}. GET {places[kind]} lists what it has",
+        f"this API key has no {kind} {shown(id)}. GET /v1/{TABLES[kind]} lists what it has",
         type="not_found_error",
         param=param,
     )
 
 
-def _limit(kind: str) -> int:
-    """Return the number of entries to list."""
-    text, most = request.args.get("limit", str(min(100, MOST_LISTED[kind]))), MOST_LISTED[kind]
+def _listed(
+    service: Service, kind: Literal["file", "batch"], written: Callable[[Row], dict[str, Any]], *options: Any
+) -> Response:
+    """Answer with the entries that the query asks for; the other options are those of `Store.rows`."""
+    store, most = _runner(service).store, MOST_LISTED[kind]
+    text, after = request.args.get("limit", "100"), request.args.get("after", "")
     if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
         raise ApiError(
             f"limit is {shown(text)}, but must be a whole number from 1 to {most:,}. Send one", param="limit"
         )
-    return min(int(text), most)
-
-
-def _page(entries: list[dict[str, Any]], limit: int) -> Response:
-    page = entries[:limit]
+    if after:
+        _row(service, kind, after, "after")
+    limit = min(int(text), most)
+    rows = store.rows(TABLES[kind], current_owner(), after, limit + 1, *options)
+    page = [written(row) for row in rows[:limit]]
     first, last = (page[0]["id"], page[-1]["id"]) if page else (None, None)
-    return jsonify(object="list", data=page, first_id=first, last_id=last, has_more=len(entries) > limit)
+    return jsonify(object="list", data=page, first_id=first, last_id=last, has_more=len(rows) > limit)
 
 
 def file_object(row: Row) -> dict[str, Any]:
