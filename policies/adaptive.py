@@ -20,8 +20,7 @@ class Policy(policy.Policy):
     target = option(0.05, "target for the p99 of seconds between tokens", low=0.0)
     every = option(20, "decode steps between two checks of the gaps", low=1, high=10_000)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self.batch_size = 1  # the current batch size
         self._gaps: list[tuple[float, int]] = []  # seconds of a step, and how many tokens waited for it
 

@@ -15,7 +15,6 @@ rows, with `--engine aligned`.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -28,10 +27,9 @@ class Policy(policy.Policy):
     padded = True
     decoupled = option(True, "compute prompts in a step of their own; off: in one padded step with the decodes")
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self.separate_prefill = self.decoupled
-        self.claims = replace(self.claims, limits_kv=True)
+        self.claims = self.claims.but(limits_kv=True)
 
     def reserve_tokens(self, seq: Sequence) -> int:
         return seq.length + self.margin

@@ -19,8 +19,7 @@ Entry = tuple[int, int, Sequence]  # prompt length, number
 
 
 class Policy(static.Policy):
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self.claims = self.claims.without_order()
         self._count = count()
         self._filed: dict[Sequence, Entry] = {}

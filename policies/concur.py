@@ -33,9 +33,8 @@ class Policy(program_admission.Policy):
     every = option(16, "calls between two changes of the window", low=1, high=100_000)
     idle = option(30.0, "maximum seconds without a call for which a program counts as active", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.window = self.start or max_batch_size
+    def __init__(self) -> None:
+        self.window = self.start or self.max_batch_size
         self._free = 1.0  # share of the KV
         # Since the last change: calls, and how many tokens of their contexts they found.
         self._calls, self._found, self._wanted = 0, 0.0, 0.0

@@ -15,7 +15,6 @@ which is that of the loop's order (`econoserve+edf`), and the time that scheduli
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from itertools import groupby
 from math import ceil
 
@@ -37,9 +36,8 @@ class Policy(Predicting):
     slo = option(10.0, "deadline in seconds for requests that set none", low=0.0)
     slo_range = option(1.0, "seconds between deadlines that count as equal", low=0.001)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, limits_kv=True, uses=(*self.claims.uses, "deadline"))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(limits_kv=True, uses=(*self.claims.uses, "deadline"))
         self._kv_tokens = 1 << 60  # of all pages
         self._begun: set[Sequence] = set()
 

@@ -7,16 +7,13 @@ late.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies import static
 from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, holds=False)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(holds=False)
 
     def release(self, running: list[Sequence]) -> list[Sequence]:
         return [seq for seq in running if seq.is_finished]

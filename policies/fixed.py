@@ -7,7 +7,6 @@ will arrive, the waiting ones form a batch. The engine has k slots, or fewer if 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from policies import static
 from scheduling.options import LONGEST_WAIT, option
@@ -19,10 +18,9 @@ class Policy(static.Policy):
     k = option(8, "requests per batch", low=1)
     flush = option(1.0, "maximum seconds that the oldest request waits for a full batch", low=0.0, high=LONGEST_WAIT)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.k = self.max_batch_size = min(self.k, max_batch_size)
-        self.claims = replace(self.claims, patience=self.flush)
+    def __init__(self) -> None:
+        self.k = self.max_batch_size = min(self.k, self.max_batch_size)
+        self.claims = self.claims.but(patience=self.flush)
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:

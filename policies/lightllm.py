@@ -17,7 +17,6 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from math import ceil
 
 from policies.orders._predictions import Predicting
@@ -49,8 +48,7 @@ class Policy(Predicting):
         0, "KV tokens set aside for each client in the batch, where each has an adapter of its own", low=0
     )
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self._decodes = 0  # steps since a request joined
         self._answers: deque[int] = deque()  # lengths of the latest answers whose end was not known before
         self._lengths: list[int] = []  # the same, sorted
@@ -60,7 +58,7 @@ class Policy(Predicting):
         self._guesses = self.predictor != "oracle"
         uses = [name for name in self.claims.uses if self._guesses or name != "length"]
         uses += [*counted, "length"] if counted else []
-        self.claims = replace(self.claims, uses=tuple(dict.fromkeys(uses)))
+        self.claims = self.claims.but(uses=tuple(dict.fromkeys(uses)))
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         due = not running or self._decodes >= self.max_wait

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from policies import static
 from policies.orders._predictions import Predicting
@@ -29,9 +28,8 @@ class Policy(Predicting, static.Policy):
         1.0, "maximum seconds that the oldest request of a bin waits for a full batch", low=0.0, high=LONGEST_WAIT
     )
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims.without_order(), patience=self.flush, uses=self.heeded)
+    def __init__(self) -> None:
+        self.claims = self.claims.without_order().but(patience=self.flush, uses=self.heeded)
         self.k = len(self.bounds) + 1 if self.bounds else self.k
         self._bins: list[list[Sequence]] = [[] for _ in range(self.k)]
         self._batches: deque[list[Sequence]] = deque()

@@ -7,5 +7,5 @@ from policies import static
 
 
 class Policy(static.Policy):
-    def __init__(self, max_batch_size: int = 1, **options: object) -> None:
-        super().__init__(max_batch_size=1, **options)
+    def __init__(self) -> None:
+        self.max_batch_size = 1

@@ -9,7 +9,6 @@ are reserved for whole answers and no request is preempted.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -22,10 +21,9 @@ class Policy(policy.Policy):
     max_batched_tokens = option(2048, "maximum prompt tokens per step", low=1)
     kv_tokens = option(0, "KV tokens for admission and preemption; 0: use the pages", low=0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self.preempts = self.kv_tokens > 0
-        self.claims = replace(self.claims, limits_kv=self.preempts)
+        self.claims = self.claims.but(limits_kv=self.preempts)
 
     def blocked_by(self, seq: Sequence, running: list[Sequence], budget: Budget) -> str | None:
         prompts = [other.pending for other in running if other.is_prefilling]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Collection, Hashable, Iterable
-from dataclasses import replace
 from math import inf
 
 from policies import dynamic
@@ -31,10 +30,9 @@ TRIED = 64  # requests that do not fit, after which a step tries no others
 class Policy(dynamic.Policy):
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         claims, uses = self.claims.without_order(), dict.fromkeys((*self.claims.uses, "program", "session"))
-        self.claims = replace(claims, guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
+        self.claims = claims.but(guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
         self._running: list[Sequence] = []
         self._until: OrderedDict[Hashable, float] = OrderedDict()  # by program, when its pins end
         self._pauses = Pauses()

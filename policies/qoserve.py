@@ -13,7 +13,6 @@ an application names the requests that are relegated first.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from math import inf
 
 from policies import time_budget
@@ -30,10 +29,9 @@ class Policy(time_budget.Policy, Predicting):
     alpha = option(1.0, "weight of a request's work for each waiting request per slot; 0: earliest goal first", low=0.0)
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         uses = dict.fromkeys(("priority", "deadline", *self.claims.uses))
-        self.claims = replace(self.claims.without_order(), guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
+        self.claims = self.claims.without_order().but(guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         load = self.alpha * len(waiting) / self.slots

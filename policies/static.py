@@ -6,7 +6,6 @@ waiting requests, up to its slots, and never waits for more (bulk service).
 """
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.policy import Budget
@@ -17,9 +16,8 @@ class Policy(policy.Policy):
     padded = True
     closed = True
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, holds=True)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(holds=True)
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         return 0 if running else min(len(waiting), budget.slots)

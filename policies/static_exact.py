@@ -15,8 +15,7 @@ from scheduling.sequence import Sequence
 
 
 class Policy(static.Policy):
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self.claims = self.claims.without_order()
         self._groups: list[list[Sequence]] = []  # the last is the next to run
 

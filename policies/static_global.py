@@ -8,7 +8,6 @@ published number and is not meant for use.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from math import inf
 
 from policies import static
@@ -22,11 +21,10 @@ class Policy(static.Policy):
     n = option(0, "requests to collect; 0: as many as arrive", low=0)
     flush = option(1.0, "maximum seconds that the oldest request waits for the rest", low=0.0, high=LONGEST_WAIT)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         claims, in_order = self.claims.without_order(), type(self).order is Policy.order and not self.order_name
         most = 0 if in_order else inf
-        self.claims = replace(claims, patience=self.flush, overruns=True, overtaking_tokens=most)
+        self.claims = claims.but(patience=self.flush, overruns=True, overtaking_tokens=most)
         self._collected: dict[Sequence, None] = {}
         self._longest = 0  # tokens of the longest of the collection
         self._steps = 0  # of the current batch

@@ -24,8 +24,7 @@ class Policy(policy.Policy):
     max_waiting = option(20, "decode steps after which any number of waiting requests suffices", low=0)
     max_total_tokens = option(1 << 60, "prompt and answer tokens of a batch", low=1)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self._decodes = 0  # steps since a request joined
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:

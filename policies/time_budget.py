@@ -30,12 +30,11 @@ class Policy(chunked.Policy):
     share = option(0.2, "share of the time that prompts get at least, while others decode", low=0.0, high=0.9)
     max_prompt_tokens = option(2048, "maximum prompt tokens per step", low=1)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self.law = StepTime()
         self.alone = 0.0  # seconds that a step of the streams takes without prompts
         self._owed = 0.0  # seconds by which prompts are behind their share
-        self.max_batched_tokens = max_batch_size + min(UNKNOWN, self.max_prompt_tokens)
+        self.max_batched_tokens = self.max_batch_size + min(UNKNOWN, self.max_prompt_tokens)
 
     def on_step(self, plan: Plan, now: float) -> None:
         super().on_step(plan, now)

@@ -10,7 +10,6 @@ looks for timeouts when it forms a batch, this policy before each step.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from math import inf
 from typing import Any, NamedTuple
 
@@ -46,8 +45,7 @@ class Policy(window.Policy):
     )
     preserve_ordering = option(False, "send answers in the order of arrival, also from several instances")
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         count = max(1, self.priority_levels)
         if self.default_priority_level > count:
             raise OptionError(
@@ -64,10 +62,10 @@ class Policy(window.Policy):
             )
         claims, uses = self.claims.without_order(), ["priority"] * (count > 1)
         in_order = type(self).order is Policy.order and not self.order_name and count == 1 and not delays
-        claims = replace(claims, overtaking_tokens=0 if in_order else inf)
+        claims = claims.but(overtaking_tokens=0 if in_order else inf)
         uses += ["deadline"] * any(level.timeout and level.override == "on" for level in self._levels)
         refuses = any(level.most or (level.timeout and level.action == "reject") for level in self._levels)
-        self.claims = replace(claims, refuses=claims.refuses or refuses, uses=(*uses, *claims.uses))
+        self.claims = claims.but(refuses=claims.refuses or refuses, uses=(*uses, *claims.uses))
 
     def _of_each(self, name: str, count: int) -> tuple[Any, ...]:
         """Return an option's value for each level."""

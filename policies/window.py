@@ -8,7 +8,6 @@ it is `static` (NVIDIA Triton, "dynamic batcher": preferred_batch_size, max_queu
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 
 from policies import static
 from scheduling.options import LONGEST_WAIT, option
@@ -25,9 +24,8 @@ class Policy(static.Policy):
     )
     preferred: tuple[int, ...] = option((), "batch sizes that start at once, such as 4,8", low=1)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, patience=self.delay)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(patience=self.delay)
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
         if running:

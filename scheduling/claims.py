@@ -1,13 +1,14 @@
 """The promises of a policy beyond the laws that hold for all, and the exceptions that it is allowed.
 
 `./eb simulate check` tests the promises and reports what is not allowed. A policy changes its claims at the end of
-`__init__`: `self.claims = replace(self.claims, patience=self.delay)`.
+`__init__`: `self.claims = self.claims.but(patience=self.delay)`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,10 @@ class Claims:
     # when requests do not differ in any of them, since only the order of arrival is left then.
     uses: tuple[str, ...] = ()
 
+    def but(self, **changes: Any) -> Claims:
+        """Return these claims with the changes."""
+        return replace(self, **changes)
+
     def without_order(self) -> Claims:
         """Return the claims of a loop that forms groups of its own, so that its order cannot keep promises."""
-        return replace(self, fair=False, guard=inf, overtakes=inf, overtaking_tokens=inf, refuses_only_late=False)
+        return self.but(fair=False, guard=inf, overtakes=inf, overtaking_tokens=inf, refuses_only_late=False)

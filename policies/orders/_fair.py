@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import OptionError, option, shown
@@ -19,9 +18,8 @@ class Fair(policy.Policy):
 
     weights = option("", "weights of clients other than 1, such as alice:2,bob:0.5")
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("client",))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("client",))
         self.counters: dict[str, float] = {}  # in the order in which clients were first seen
         self._queues: dict[str, OrderedDict[Sequence, None]] = {}
         self._weights = _parse_weights(self.weights)

@@ -7,7 +7,6 @@ else is in the queue. A policy that uses a prediction must not look at `max_toke
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from hashlib import blake2b
 from math import cos, exp, log, pi, sqrt
 from typing import Any
@@ -54,14 +53,13 @@ class Predicting(policy.Policy):
     recent = option(5, "mean: number of the client's last answers to average", low=1, high=100_000)
     seed = option(0, "random seed of the predictions")
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self._predicted: dict[Sequence, float] = {}
         self._past: dict[str, deque[int]] = {}
         self._learner = Lengths() if self.predictor == "learned" else None
         self._guess: Any = getattr(self, f"_{self.predictor}")
         self.heeded = ("length", "client") if self.predictor in ("mean", "learned") else ("length",)
-        self.claims = replace(self.claims, uses=tuple(dict.fromkeys((*self.heeded, *self.claims.uses))))
+        self.claims = self.claims.but(uses=tuple(dict.fromkeys((*self.heeded, *self.claims.uses))))
 
     def predict(self, seq: Sequence) -> float:
         """Return how many tokens this sequence will generate, as far as known; the same at every call."""

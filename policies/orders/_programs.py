@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import replace
 
 from policies.orders._sorted import Sorted
 from scheduling.options import option
@@ -23,9 +22,8 @@ class Programs(Sorted):
     w_q = option(1.0, "price of a generated token", low=0.0, high=1e9)
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0, uses=("program", "session"))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(guard=self.guard, overtaking_tokens=0, uses=("program", "session"))
         # By program, what it has received, and when a call last came or left; the least recently used first.
         self.accounts: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
         # Of a request inside: both when it arrived, its own too, since one that was suspended must not be charged twice.

@@ -16,8 +16,7 @@ Entry = tuple[float, int, Sequence]  # key and number of arrival, both negated: 
 class Sorted(policy.Policy):
     """Least key first, then by arrival; a request that `is_overdue` goes before all others."""
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         # In a closed loop, no request could join in the place of a preempted one.
         self.preempts = not self.closed
         self._numbers = count()

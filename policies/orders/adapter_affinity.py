@@ -9,7 +9,6 @@ that has waited for more than `guard` seconds goes before all.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from itertools import chain
 
 from scheduling import policy
@@ -20,9 +19,8 @@ from scheduling.sequence import Sequence
 class Order(policy.Policy):
     guard = option(10.0, "seconds of waiting after which a request goes first, whatever its adapter", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("adapter",), guard=self.guard, overtaking_tokens=0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("adapter",), guard=self.guard, overtaking_tokens=0)
         self._in_batch: dict[Sequence, None] = {}
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:

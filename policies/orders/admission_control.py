@@ -7,7 +7,6 @@ and while draft tokens are computed, nothing is refused.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from scheduling import policy
@@ -20,9 +19,8 @@ class Order(policy.Policy):
     slo = option(0.0, "deadline in seconds for requests that set none; 0: these are never refused", low=0.0)
     slack = option(0.0, "seconds by which an admitted request may be expected to miss its deadline; negative: to spare")
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("deadline",), refuses=True, refuses_only_late=self.slack >= 0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("deadline",), refuses=True, refuses_only_late=self.slack >= 0)
 
     def refuse(self, seq: Sequence, now: float) -> bool:
         due = seq.deadline if seq.deadline is not None else now + (self.slo or inf)

@@ -15,7 +15,6 @@ not predicted at all, which need preemption by attained service.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from math import exp, inf, log, log1p
 
 from policies.orders._predictions import Predicting
@@ -34,9 +33,8 @@ class Order(Predicting, Sorted):
     w_p = option(0.2, "price of a prompt token, where one of the answer is 1", low=0.0, high=1e6)
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(guard=self.guard, overtaking_tokens=0)
         self.rate = self.gamma or inf  # the g of the order
         self._arrivals: deque[float] = deque(maxlen=LATEST)
         self._works: deque[float] = deque(maxlen=LATEST)  # of answered requests, in tokens

@@ -10,16 +10,13 @@ Left out: the paper's second level (D2LPM), which spreads clients over several e
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.orders import drr
 from scheduling.sequence import Sequence
 
 
 class Order(drr.Order):
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("client", "prefix"))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("client", "prefix"))
 
     def price_of_joining(self, seq: Sequence) -> float:
         return self.price(seq.pending, 0)  # what it found in the cache counts as computed

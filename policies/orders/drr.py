@@ -9,7 +9,6 @@ overdraw by what it has in the batch, and waits until the debt is paid. A client
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from math import ceil
 
 from policies.orders._fair import Fair
@@ -20,9 +19,8 @@ from scheduling.sequence import Sequence
 class Order(Fair):
     quantum = option(512.0, "tokens per client and round", low=1.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, fair=True, fair_within=self.quantum)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(fair=True, fair_within=self.quantum)
 
     def price(self, prompt: int, output: float) -> float:
         """Return the price of a request with this many prompt and generated tokens."""

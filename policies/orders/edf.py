@@ -5,8 +5,6 @@ A request without a deadline gets `slo` seconds, and `slo_per_token` for each re
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.orders._sorted import Sorted
 from scheduling.options import option
 from scheduling.sequence import Sequence
@@ -16,9 +14,8 @@ class Order(Sorted):
     slo = option(10.0, "deadline in seconds for requests that set none", low=0.0)
     slo_per_token = option(0.0, "additional seconds per token", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("deadline", "length") if self.slo_per_token else ("deadline",))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("deadline", "length") if self.slo_per_token else ("deadline",))
 
     def key(self, seq: Sequence, now: float) -> float:
         if seq.deadline is not None:

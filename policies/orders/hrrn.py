@@ -12,7 +12,6 @@ does not bound how many pass: in an overload short ones come faster than the rat
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -22,9 +21,8 @@ from scheduling.sequence import Sequence
 class Order(policy.Policy):
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(guard=self.guard, overtaking_tokens=0)
         self._sizes: dict[Sequence, int] = {}  # prompt tokens to compute, since the cache changes them while it waits
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from policies.orders._predictions import Predicting
 from scheduling.options import option
@@ -27,10 +26,9 @@ class Order(Predicting):
     quantile = option(0.9, "share of answers that take no longer than expected", low=0.0, high=1.0)
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         uses = dict.fromkeys(("deadline", *self.claims.uses))
-        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
+        self.claims = self.claims.but(guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
         self.pace = 0.0  # seconds for each predicted token
         self._paces: deque[float] = deque(maxlen=LATEST)
         self._ended = 0

@@ -15,7 +15,6 @@ the programs so far have cost to what was expected of their first ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from heapq import heappop, heappush
 
 from policies.orders._programs import KEPT, Programs
@@ -25,9 +24,8 @@ from scheduling.sequence import Sequence
 class Order(Programs):
     w_p = w_q = 0.0  # an account is when a program would end, and nothing is charged
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=(*self.claims.uses, "length"))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=(*self.claims.uses, "length"))
         self.virtual = 0.0
         self._ends: list[float] = []  # a heap: the later ends of the programs that would not have ended yet
         self._first = self._all = 0.0  # what first calls of programs were expected to cost, and all their calls did

@@ -8,7 +8,6 @@ behind others with cached prompts, one that has waited for more than `guard` sec
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -19,9 +18,8 @@ class Order(policy.Policy):
     most = option(128, "queue length above which requests are served first come, first served", low=0)
     guard = option(100.0, "seconds of waiting after which a request goes first, whatever is cached of it", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("prefix",), guard=self.guard, overtaking_tokens=0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("prefix",), guard=self.guard, overtaking_tokens=0)
 
     def order(self, waiting: Collection[Sequence], now: float) -> Iterable[Sequence]:
         if len(waiting) > self.most:

@@ -26,8 +26,7 @@ class Order(Sorted):
     lift_every = option(1000, "steps between two checks for starving requests", low=1)
     starving = option(3.0, "seconds of waiting after which a request moves to the top level", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self._level: dict[Sequence, int] = {}
         self._used: dict[Sequence, float] = {}  # seconds at its level
         self._since: dict[Sequence, float] = {}  # when it began to wait

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from math import inf
 from typing import Any
@@ -45,9 +45,8 @@ class Branch:
 class Order(policy.Policy):
     window = option(60.0, "seconds of arrivals that are ordered as one tree", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("prefix",), overtakes=self.window, overtaking_tokens=0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("prefix",), overtakes=self.window, overtaking_tokens=0)
         self._root = Branch([])
         self._places: dict[Sequence, tuple[Branch, Entry]] = {}
         self._count = count()

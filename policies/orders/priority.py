@@ -5,8 +5,6 @@ With `aging`, a request rises by one level each time it has waited for that many
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.orders._sorted import Sorted
 from scheduling.options import option
 from scheduling.sequence import Sequence
@@ -15,9 +13,8 @@ from scheduling.sequence import Sequence
 class Order(Sorted):
     aging = option(0.0, "seconds of waiting that raise a request by one level; 0: never", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("priority",))
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("priority",))
 
     def key(self, seq: Sequence, now: float) -> float:
         """Return the level; all requests age equally, so the time of arrival is added once."""

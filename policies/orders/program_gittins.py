@@ -18,8 +18,7 @@ class Order(Programs):
     idle = option(60.0, "seconds without a call after which a program counts as ended", low=0.0)
     least = option(20, "ended programs that the order needs; with fewer, calls go in order of arrival", low=1)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self._samples: deque[float] = deque(maxlen=512)  # what programs had received when they ended
         self._totals: list[float] = []  # the same, in ascending order
 

@@ -7,7 +7,6 @@ refuses work even when the engine is idle.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from dataclasses import replace
 
 from scheduling import policy
 from scheduling.options import option
@@ -18,9 +17,8 @@ class Order(policy.Policy):
     limit = option(60, "maximum requests per client and period", low=1, high=100_000)
     period = option(60.0, "length of the period in seconds", low=0.001, high=86_400.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, uses=("client",), refuses=True)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(uses=("client",), refuses=True)
         self._accepted: OrderedDict[str, deque[float]] = OrderedDict()  # the last accepted last
 
     def refuse(self, seq: Sequence, now: float) -> bool:

@@ -8,8 +8,6 @@ coefficient of the lengths.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.orders._predictions import Predicting
 from policies.orders._sorted import Sorted
 from scheduling.options import option
@@ -20,9 +18,8 @@ class Order(Predicting, Sorted):
     guard = option(100.0, "seconds of waiting after which the oldest request goes first", low=0.0)
     guard_ratio = option(10.0, "multiple of its predicted time after which the oldest request goes first", low=0.0)
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
-        self.claims = replace(self.claims, guard=self.guard, overtaking_tokens=0)
+    def __init__(self) -> None:
+        self.claims = self.claims.but(guard=self.guard, overtaking_tokens=0)
         self._served, self._tokens = 0.0, 0  # seconds and tokens of finished requests
 
     def key(self, seq: Sequence, now: float) -> float:

@@ -13,8 +13,6 @@ according to a profile (`cost=profile`, the artifact's second cost function), in
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.orders._fair import Fair
 from scheduling.options import option
 from scheduling.sequence import Sequence
@@ -38,12 +36,11 @@ class Order(Fair):
 
     lifts = True
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         self._decoded: list[Sequence] = []  # those that got a token in the step that ended at `_at`
         self._at = float("-inf")
         self._left_last = ""  # the client whose request left the queue last
-        self.claims = replace(self.claims, fair=not self.count_twice)
+        self.claims = self.claims.but(fair=not self.count_twice)
 
     def price(self, prompt: int, output: float) -> float:
         """Return the price of a request with this many prompt and generated tokens."""

@@ -7,7 +7,6 @@ the same, whatever their names. Service has the prices of `vtc`.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import replace
 from math import inf
 
 from policies.orders import plas, vtc
@@ -18,10 +17,9 @@ from scheduling.sequence import Sequence
 class Order(vtc.Order, plas.Order):
     count_twice = False
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         # A client that waits for its turn waits beyond the guard, which is for the order of its own requests.
-        self.claims = replace(self.claims, guard=inf, overtaking_tokens=inf, uses=("client", "program", "session"))
+        self.claims = self.claims.but(guard=inf, overtaking_tokens=inf, uses=("client", "program", "session"))
         self._lists: dict[str, list[Entry]] = {}
 
     def holder(self, seq: Sequence) -> Hashable:

@@ -7,8 +7,6 @@ last five (`predictor=mean`), exact (`oracle`), and exact within 50 % (`uniform`
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from policies.orders import vtc
 from policies.orders._predictions import Predicting
 from scheduling.options import Option, options_of
@@ -21,10 +19,9 @@ class Order(Predicting, vtc.Order):
     predictor = Option("mean", KNOWN.help, choices=KNOWN.choices)  # type: ignore[assignment]
     count_twice = False
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         # It is as fair as its predictions are right, and lengths only change what a client pays.
-        self.claims = replace(self.claims, fair=False, uses=("client",))
+        self.claims = self.claims.but(fair=False, uses=("client",))
         self._ahead: dict[Sequence, float] = {}  # tokens that were charged at admission
 
     def price_of_joining(self, seq: Sequence) -> float:

@@ -8,7 +8,6 @@ of the engine. Source: vllm/v1/core/sched/scheduler.py, `Scheduler.schedule`, an
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from itertools import takewhile
 
 from scheduling import policy
@@ -21,10 +20,9 @@ from scheduling.sequence import Sequence
 class Policy(policy.Policy):
     overlap = option(True, "plan a step while the one before it runs")
 
-    def __init__(self, max_batch_size: int, **options: object) -> None:
-        super().__init__(max_batch_size, **options)
+    def __init__(self) -> None:
         if not self.order_name:
-            self.claims = replace(self.claims, overtaking_tokens=0)
+            self.claims = self.claims.but(overtaking_tokens=0)
         self._planned_at = self._known_until = self._preempted_at = -1.0  # a step is planned when the last one begins
         self._left_at, self._slots_left, self._tokens_left = -1.0, 0, 0  # what the last step set free, and when
         self._prompts: list[Sequence] = []  # those that may not be computed yet

@@ -129,7 +129,7 @@ def check_refusal(scheduler: Scheduler, seq: Sequence) -> None:
         raise Broken(
             REFUSED,
             f"{seq.id} with a prompt of {len(seq.prompt_ids)} tokens is refused. A policy that refuses requests "
-            "must claim it: self.claims = replace(self.claims, refuses=True)",
+            "must claim it: self.claims = self.claims.but(refuses=True)",
         )
 
 
