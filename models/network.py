@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -119,26 +119,18 @@ class Network:
 
     def to(self, target: torch.device | torch.dtype) -> Network:
         """Return the model on another device or in another dtype; tensors that need no change are shared."""
-        embedding = self.embedding.to(target)
-        return Network(
-            self.config,
-            embedding,
-            None if self.positions is None else self.positions.to(target),
-            [_moved(block, target) for block in self.blocks],
-            _moved_part(self.norm, target),
-            embedding if self.head is self.embedding else self.head.to(target),
-            self.embedding_norm and _moved_part(self.embedding_norm, target),
-            None if self.head_bias is None else self.head_bias.to(target),
-        )
+        is_tied = self.head is self.embedding
+        names = [part.name for part in fields(self) if part.name != "config" and not (is_tied and part.name == "head")]
+        moved = {name: _moved(getattr(self, name), target) for name in names}
+        return replace(self, **moved, **({"head": moved["embedding"]} if is_tied else {}))
 
 
-Part = TypeVar("Part", Norm, Projection)
-
-
-def _moved(block: Block, target: torch.device | torch.dtype) -> Block:
-    parts = {part.name: getattr(block, part.name) for part in fields(block)}
-    return Block(**{name: part and _moved_part(part, target) for name, part in parts.items()})
-
-
-def _moved_part(part: Part, target: torch.device | torch.dtype) -> Part:
-    return type(part)(part.weight.to(target), None if part.bias is None else part.bias.to(target))
+def _moved(value: Any, target: torch.device | torch.dtype) -> Any:
+    """Return a tensor, or a part with all of its tensors, on another device or in another dtype."""
+    if isinstance(value, Norm | Projection):
+        return type(value)(*(_moved(tensor, target) for tensor in value))
+    if isinstance(value, Block):
+        return Block(**{part.name: _moved(getattr(value, part.name), target) for part in fields(value)})
+    if isinstance(value, list):
+        return [_moved(block, target) for block in value]
+    return None if value is None else value.to(target)

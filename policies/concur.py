@@ -11,12 +11,13 @@ last. Ours: that, the values of the options, and the guard. No pages are pinned.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Hashable
 from math import ceil, inf
 
 from policies import program_admission
-from policies.program_admission import FEW, LATEST, SLACK, keep, program_of
+from policies.program_admission import FEW, LATEST, SLACK, program_of
+from scheduling.latest import Latest
 from scheduling.options import option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
@@ -38,8 +39,8 @@ class Policy(program_admission.Policy):
         self._free = 1.0  # share of the KV
         # Since the last change: calls, and how many tokens of their contexts they found.
         self._calls, self._found, self._wanted = 0, 0.0, 0.0
-        self._contexts: OrderedDict[Hashable, float] = OrderedDict()  # tokens, by program and session
-        self._left: OrderedDict[Hashable, float] = OrderedDict()  # when the last call of a program left
+        self._contexts = Latest[Hashable, float]()  # tokens, by program and session
+        self._left = Latest[Hashable, float]()  # when the last call of a program left
         self._latest: deque[float] = deque(maxlen=LATEST)  # seconds of pauses
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
@@ -55,14 +56,14 @@ class Policy(program_admission.Policy):
         if (left := self._left.pop(name, None)) is not None:
             self._latest.append(now - left)
         if name in self._until:
-            keep(self._until, name, inf)  # active while its call waits, too
+            self._until[name] = inf  # active while its call waits, too
 
     def on_admit(self, seq: Sequence, now: float) -> None:
         super().on_admit(seq, now)
         name, context = program_of(seq), self._contexts.get((seq.program, seq.session))
         was_active = name in self._until
         if name:
-            keep(self._until, name, inf)
+            self._until[name] = inf
         if context is None or seq.preemptions or not was_active:
             return  # the context of a program that was not active may well be gone
         self._calls += 1
@@ -84,10 +85,10 @@ class Policy(program_admission.Policy):
         pauses = sorted(self._latest)
         usual = SLACK * pauses[int(USUAL * len(pauses))] if len(pauses) >= FEW else self.idle
         if seq.scheduled_at is not None:
-            keep(self._contexts, (seq.program, seq.session), seq.computed)
-            keep(self._left, name, now)
+            self._contexts[seq.program, seq.session] = seq.computed
+            self._left[name] = now
         if name in self._until:
-            keep(self._until, name, now + min(usual, self.idle))
+            self._until[name] = now + min(usual, self.idle)
 
     def keep_until(self, seq: Sequence, now: float) -> float:
         return now

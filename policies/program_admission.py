@@ -12,16 +12,16 @@ pays if it is shorter than the time to compute the whole pool as a prompt, howev
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Collection, Hashable, Iterable
 from math import inf
 
 from policies import dynamic
+from scheduling.latest import Latest
 from scheduling.options import option
 from scheduling.policy import Budget
 from scheduling.sequence import Sequence
 
-KEPT = 4096  # programs; clients that name a new one with each request must not fill the memory
 LATEST, FEW = 256, 16  # pauses that are remembered, and that a choice needs
 SLACK = 1.1  # times the pause that a pin is made for: the next one may be a little longer
 TRIED = 64  # requests that do not fit, after which a step tries no others
@@ -34,7 +34,7 @@ class Policy(dynamic.Policy):
         claims, uses = self.claims.without_order(), dict.fromkeys((*self.claims.uses, "program", "session"))
         self.claims = claims.but(guard=self.guard, overtaking_tokens=0, uses=tuple(uses))
         self._running: list[Sequence] = []
-        self._until: OrderedDict[Hashable, float] = OrderedDict()  # by program, when its pins end
+        self._until = Latest[Hashable, float]()  # by program, when its pins end
         self._pauses = Pauses()
 
     def admit(self, waiting: Collection[Sequence], running: list[Sequence], budget: Budget, now: float) -> int:
@@ -78,15 +78,15 @@ class Policy(dynamic.Policy):
         if seq.finish_reason == "abort" or not (name := program_of(seq)):
             return now
         seconds = min(self._pauses.worth_keeping(self.kv_total), seq.keep_s or inf)
-        keep(self._until, name, max(self._until.get(name, now), now + seconds))
-        return self._until[name]
+        until = self._until[name] = max(self._until.get(name, now), now + seconds)
+        return until
 
 
 class Pauses:
     """How long programs paused between two calls, and what pages cost meanwhile."""
 
     def __init__(self) -> None:
-        self._began: OrderedDict[Hashable, float] = OrderedDict()  # by program that pauses, the longest first
+        self._began = Latest[Hashable, float]()  # by program that pauses, the longest first
         self._latest: deque[float] = deque(maxlen=LATEST)  # seconds, inf for those that are not worth a pin
         self._answers = (0, 0)  # ended calls, and the tokens of their answers
         # Sums over prompts: 1, n, t, n x t and n x n for n tokens that were computed in t seconds.
@@ -110,7 +110,7 @@ class Pauses:
             while self._began and now - next(iter(self._began.values())) > worth:
                 self._began.popitem(last=False)
                 self._latest.append(inf)
-            keep(self._began, name, now)
+            self._began[name] = now
 
     def end(self, name: Hashable, now: float) -> None:
         """Note that a program, which may be new, has sent a call."""
@@ -142,11 +142,3 @@ class Pauses:
 
 def program_of(seq: Sequence) -> str:
     return seq.program or seq.session
-
-
-def keep(kept: OrderedDict[Hashable, float], name: Hashable, value: float) -> None:
-    """Set an entry as the latest, and forget the oldest if there are too many."""
-    kept[name] = value
-    kept.move_to_end(name)
-    if len(kept) > KEPT:
-        kept.popitem(last=False)

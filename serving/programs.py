@@ -9,17 +9,15 @@ program. The programs and sessions used last are kept, and no name is refused. T
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
+from scheduling.latest import Latest
 from scheduling.sequence import PROGRAM_HEADERS as PROGRAM_HEADERS
 from serving.call import Call
 from serving.inference import Inference
 
-KEPT = 4096  # programs, and sessions with another name than their program
 MOST_LAST = 32  # calls of a program that no answered call goes on from
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class Account:
     calls: int = 0
     prompt_tokens: int = 0  # that were computed, once
     output_tokens: int = 0
-    last: OrderedDict[str, Call] = field(default_factory=OrderedDict)
+    last: Latest[str, Call] = field(default_factory=lambda: Latest(MOST_LAST))
 
 
 class Programs:
@@ -37,9 +35,9 @@ class Programs:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._accounts: OrderedDict[str, Account] = OrderedDict()
-        # By session: its program, and the session that started it.
-        self._sessions: OrderedDict[str, tuple[str, str]] = OrderedDict()
+        self._accounts = Latest[str, Account]()
+        # By session with another name than its program: its program, and the session that started it.
+        self._sessions = Latest[str, tuple[str, str]]()
 
     def begin(self, program: str = "", session: str = "", parent: str = "") -> Call | None:
         """Return a request with these names as a call, None for one without any."""
@@ -50,9 +48,8 @@ class Programs:
             parent = parent or started_by
             name = program or known or self._sessions.get(parent, (parent, ""))[0] or session
             if session and (session != name or parent):
-                _keep(self._sessions, session, (name, parent))
-            account = self._accounts.get(name) or Account()
-            _keep(self._accounts, name, account)
+                self._sessions[session] = name, parent
+            account = self._accounts[name] = self._accounts.get(name) or Account()
             last = account.last
             own = [id for id, call in last.items() if session and session in (call.session, call.parent)]
             before = own or [id for id, call in last.items() if parent and call.session == parent] or [*last]
@@ -82,12 +79,4 @@ def _charge(account: Account, inference: Inference, call: Call) -> None:
     if inference.error is None and seq.error is None:
         for id in call.after:
             account.last.pop(id, None)
-        _keep(account.last, inference.id, call._replace(after=()), MOST_LAST)
-
-
-def _keep(kept: OrderedDict[str, T], name: str, value: T, most: int = KEPT) -> None:
-    """Set an entry as the one used last, and forget the one used first if there are more than `most`."""
-    kept[name] = value
-    kept.move_to_end(name)
-    if len(kept) > most:
-        kept.popitem(last=False)
+        account.last[inference.id] = call._replace(after=())

@@ -6,9 +6,10 @@ entry, and no text is ever searched. Behind its own text a sequence looks into t
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from itertools import pairwise
 
+from scheduling.latest import Latest
 from scheduling.sequence import Sequence
 from scheduling.speculation import MOST, Offer
 
@@ -71,7 +72,7 @@ class NgramDrafter:
 
     def __init__(self) -> None:
         self._own: dict[Sequence, Index] = {}
-        self._answers: OrderedDict[str, deque[Index]] = OrderedDict()
+        self._answers = Latest[str, deque[Index]](CLIENTS)
         self._found: dict[Sequence, tuple[Index, int]] = {}  # where the drafts of this step are
 
     def survey(self, sequences: list[Sequence]) -> list[Offer]:
@@ -129,8 +130,5 @@ class NgramDrafter:
             return
         index = Index()
         index.extend(seq.output_ids[-ANSWER_TOKENS:])
-        answers = self._answers.setdefault(seq.client, deque(maxlen=ANSWERS))
+        answers = self._answers[seq.client] = self._answers.get(seq.client) or deque(maxlen=ANSWERS)
         answers.append(index)
-        self._answers.move_to_end(seq.client)
-        if len(self._answers) > CLIENTS:
-            self._answers.popitem(last=False)

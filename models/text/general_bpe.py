@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
 
-from models.text.growth import MOST_BYTES, growth_of
+from models.text.growth import MOST_BYTES, Step, growth_of, plain_steps
 from models.text.ranks import ALPHABET, TokenizerError
 
 SPACE = "▁"
@@ -96,7 +96,7 @@ def pieces(tokenizer: Tokenizer, source: str, size: int) -> tuple[list[bytes], b
     Raises TokenizerError for a decoder whose tokens have no bytes of their own.
     """
     raw = {token: str(added) for token, added in tokenizer.get_added_tokens_decoder().items()}
-    steps = list(_steps(_state(tokenizer.decoder)))
+    steps = plain_steps(_state(tokenizer.decoder), "decoders")
     kinds = [step.get("type") for step in steps]
     convert, leading_space = _byte_level, False
     if kinds != ["ByteLevel"]:
@@ -126,15 +126,7 @@ def _state(part: Any) -> dict[str, Any]:
     return state
 
 
-def _steps(decoder: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if decoder.get("type") == "Sequence":
-        for step in decoder["decoders"]:
-            yield from _steps(step)
-    else:
-        yield decoder
-
-
-def _is_known(step: dict[str, Any]) -> bool:
+def _is_known(step: Step) -> bool:
     match step.get("type"):
         case "Replace":
             return bool(step["pattern"] == {"String": SPACE} and step["content"] == " ")

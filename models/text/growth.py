@@ -30,8 +30,8 @@ def growth_of(content: Mapping[str, Any], source: str) -> float:
     Raises TokenizerError, naming the step at which it is above MOST_GROWTH, and for a step that is not known.
     """
     total = 1.0
-    for part, steps in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
-        for step in _steps(content.get(part), steps):
+    for part, name in (("normalizer", "normalizers"), ("pre_tokenizer", "pretokenizers")):
+        for step in plain_steps(content.get(part), name):
             kind = step.get("type")
             factor = _growth(step)
             if factor is None:
@@ -47,7 +47,7 @@ def growth_of(content: Mapping[str, Any], source: str) -> float:
     return total
 
 
-def _steps(step: Step | None, name: str) -> list[Step]:
+def plain_steps(step: Step | None, name: str) -> list[Step]:
     """Return a step, or the steps of a sequence, however deep."""
     found, rest = [], [step] if step else []
     while rest:

@@ -8,12 +8,12 @@ falls behind. A page keeps the most that it was worth, as other sessions may sha
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 
 from scheduling import eviction
+from scheduling.latest import Latest
 from scheduling.sequence import Sequence
 
-KEPT = 4096  # sessions; clients that name a new one with each request must not fill the memory
 MOST_TURNS = 1000  # that are told apart
 
 
@@ -23,7 +23,7 @@ class Eviction(eviction.Eviction):
     def __init__(self) -> None:
         self._reached: Counter[int] = Counter()  # by turn: the sessions that got so far
         self._floor = 0.0  # the worth of the page that was evicted last
-        self._turns: OrderedDict[str, int] = OrderedDict()  # that each session had, the latest session last
+        self._turns = Latest[str, int]()  # that each session had
 
     def worths(self, seq: Sequence, before: list[float]) -> list[float]:
         turn = self._turns.get(seq.session, 0) + 1
@@ -37,9 +37,6 @@ class Eviction(eviction.Eviction):
     def _count(self, session: str, turn: int) -> None:
         self._reached[turn] += 1
         self._turns[session] = turn
-        self._turns.move_to_end(session)
-        if len(self._turns) > KEPT:
-            self._turns.popitem(last=False)
 
     def on_evict(self, worth: float) -> None:
         self._floor = max(self._floor, worth)

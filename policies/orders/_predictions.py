@@ -13,6 +13,7 @@ from typing import Any
 
 from policies.orders._learning import Lengths
 from scheduling import policy
+from scheduling.latest import Latest
 from scheduling.options import option
 from scheduling.sequence import Sequence
 
@@ -55,7 +56,7 @@ class Predicting(policy.Policy):
 
     def __init__(self) -> None:
         self._predicted: dict[Sequence, float] = {}
-        self._past: dict[str, deque[int]] = {}
+        self._past = Latest[str, deque[int]](KEPT)
         self._learner = Lengths() if self.predictor == "learned" else None
         self._guess: Any = getattr(self, f"_{self.predictor}")
         self.heeded = ("length", "client") if self.predictor in ("mean", "learned") else ("length",)
@@ -104,8 +105,5 @@ class Predicting(policy.Policy):
             self._learner.learn(seq)
         if self.predictor == "mean":
             for client in {seq.client, ""}:
-                past = self._past.pop(client, None) or deque(maxlen=self.recent)
+                past = self._past[client] = self._past.get(client) or deque(maxlen=self.recent)
                 past.append(len(seq.output_ids))
-                self._past[client] = past  # at the end: the first client has been away longest
-            while len(self._past) > KEPT:
-                del self._past[next(iter(self._past))]

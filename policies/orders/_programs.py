@@ -5,14 +5,12 @@ A request without a program counts under its session; without either, it counts 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable
 
 from policies.orders._sorted import Sorted
+from scheduling.latest import Latest
 from scheduling.options import option
 from scheduling.sequence import Sequence
-
-KEPT = 4096  # programs; clients that name a new one with each request must not fill the memory
 
 
 class Programs(Sorted):
@@ -25,7 +23,7 @@ class Programs(Sorted):
     def __init__(self) -> None:
         self.claims = self.claims.but(guard=self.guard, overtaking_tokens=0, uses=("program", "session"))
         # By program, what it has received, and when a call last came or left; the least recently used first.
-        self.accounts: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+        self.accounts = Latest[Hashable, tuple[float, float]]()
         # Of a request inside: both when it arrived, its own too, since one that was suspended must not be charged twice.
         self._before: dict[Sequence, tuple[float, float]] = {}
 
@@ -70,6 +68,3 @@ class Programs(Sorted):
     def _keep(self, seq: Sequence, account: float, now: float) -> None:
         if name := self.holder(seq):
             self.accounts[name] = account, now
-            self.accounts.move_to_end(name)
-            if len(self.accounts) > KEPT:
-                self.accounts.popitem(last=False)

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
-from policies.orders._programs import KEPT, Programs
+from policies.orders._programs import Programs
+from scheduling.latest import KEPT
 from scheduling.sequence import Sequence
 
 

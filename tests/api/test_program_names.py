@@ -11,7 +11,7 @@ from flask import Flask
 from flask.testing import FlaskClient
 
 from api.schemas.scheduling_hints import names_in
-from serving.programs import KEPT
+from scheduling.latest import KEPT
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from scheduling.latest import KEPT
 from scheduling.sequence import Sequence
 from serving.call import Call
-from serving.programs import KEPT, MOST_LAST, Programs
+from serving.programs import MOST_LAST, Programs
 
 
 def begin(programs: Programs, *names: str, **more: str) -> Call:

@@ -1,0 +1,24 @@
+"""What was set latest under some names: clients that name a new one with each request must not fill the memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+KEPT = 4096
+
+
+class Latest(OrderedDict[K, V]):
+    """The last `most` entries that were set, the longest ago first."""
+
+    def __init__(self, most: int = KEPT) -> None:
+        super().__init__()
+        self.most = most
+
+    def __setitem__(self, name: K, value: V) -> None:
+        super().__setitem__(name, value)
+        self.move_to_end(name)
+        if len(self) > self.most:
+            self.popitem(last=False)
