@@ -5,8 +5,6 @@ here is a new policy, and a user's own policy is named by its file (`path/to/my_
 (`my_package.my_policy`).
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Collection, Mapping
 from functools import lru_cache

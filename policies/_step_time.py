@@ -4,8 +4,6 @@ It is a sum of five effects, by recursive least squares that forget. Files whose
 several policies.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from scheduling.iteration import Plan

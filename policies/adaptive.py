@@ -5,8 +5,6 @@ with `target`. When the size is halved, running requests finish, and none joins 
 1989; for batch sizes Clipper, NSDI 2017).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from scheduling import policy

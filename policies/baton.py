@@ -12,8 +12,6 @@ out, which are recomputed. This server's kernels read each row's own context, so
 rows, with `--engine aligned`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from scheduling import policy

@@ -5,8 +5,6 @@ first in order, the one with the least padding is taken. So no request starves, 
 (length buckets, as in tf.data and fairseq).
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Collection, Iterable
 from itertools import count

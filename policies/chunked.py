@@ -5,8 +5,6 @@ limit, slots and KV allow; the last prompt is cut. Decodes are never left out, s
 Without a limit it is `dynamic`.
 """
 
-from __future__ import annotations
-
 from scheduling import policy
 from scheduling.options import option
 from scheduling.policy import Budget

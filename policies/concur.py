@@ -9,8 +9,6 @@ A program is active until no call has come for about as long as the longest rece
 last. Ours: that, the values of the options, and the guard. No pages are pinned.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Hashable
 from math import ceil, inf

@@ -5,8 +5,6 @@ A prompt is computed in the same step as the others' next tokens. Only slots and
 when none is free, the last to join is preempted.
 """
 
-from __future__ import annotations
-
 from scheduling import policy
 from scheduling.options import option
 from scheduling.sequence import Sequence

@@ -12,8 +12,6 @@ Answers longer than predicted use up the reserved share, then the last to join i
 which is that of the loop's order (`econoserve+edf`), and the time that scheduling by groups saves, which is not modeled.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from math import ceil

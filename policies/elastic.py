@@ -5,8 +5,6 @@ between `static` and this policy is the price of holding rows, that between this
 late.
 """
 
-from __future__ import annotations
-
 from policies import static
 from scheduling.sequence import Sequence
 

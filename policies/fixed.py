@@ -4,8 +4,6 @@ A server must not keep the last ones forever: after the oldest has waited for `f
 will arrive, the waiting ones form a batch. The engine has k slots, or fewer if `max_batch_size` is smaller.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from policies import static

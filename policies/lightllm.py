@@ -12,8 +12,6 @@ With a `predictor` other than `oracle` it counts on the prediction, until an ans
 Pages are taken as answers grow, and the last to join is preempted when the prediction was too low.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, bisect_right, insort
 from collections import deque
 from collections.abc import Collection, Iterable

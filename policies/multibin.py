@@ -6,8 +6,6 @@ request has waited for `flush` seconds gives what it has. The bounds of the bins
 far, unless they are set. With continuous batching it is useless, since no request waits for the longest.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Collection, Iterable

@@ -6,8 +6,6 @@ they have now, as in vLLM, and when the KV is full the newest loses its slot and
 are reserved for whole answers and no request is preempted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from scheduling import policy

@@ -10,8 +10,6 @@ pays if it is shorter than the time to compute the whole pool as a prompt, howev
 2402.01869). Pins last as long as would have saved most for the latest calls of all programs.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable
 from math import inf

@@ -10,8 +10,6 @@ Ours: the values of the options, and the measure of load. Left out: that running
 an application names the requests that are relegated first.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from math import inf
 

@@ -5,8 +5,6 @@ groups at the slots (the original: 128), and runs them one after the other befor
 is padded and no slot is held; with different lengths it serves one request at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from policies import static

@@ -5,8 +5,6 @@ runs batches of `max_batch_size`, each decoded to the largest number of tokens i
 published number and is not meant for use.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from math import inf
 

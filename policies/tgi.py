@@ -6,8 +6,6 @@ decode step follows before the next try. The prompts and answers of a batch have
 longer request runs alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from math import floor
 

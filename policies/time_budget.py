@@ -8,8 +8,6 @@ steps (`_step_time.py`); until then, and where nothing decodes, the limit is a n
 Ours: the values of the options. Left out: FairBatching's order of requests within a step, and its part for several engines.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from policies import chunked

@@ -7,8 +7,6 @@ and ModelQueuePolicy, and PriorityQueue in its scheduler_utils.cc, whose options
 looks for timeouts when it forms a batch, this policy before each step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from math import inf
 from typing import Any, NamedTuple

@@ -5,8 +5,6 @@ else all n once the oldest has waited for `delay`. The batch runs as under `stat
 it is `static` (NVIDIA Triton, "dynamic batcher": preferred_batch_size, max_queue_delay_microseconds).
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from policies import static

@@ -13,8 +13,6 @@ computed again even if it is cached, and could have gone for nothing; this does 
 or whose order depends on what is found, it is a heuristic.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict, deque
 from collections.abc import Iterable
 

@@ -6,8 +6,6 @@ does not stay, a page's worth counts from that of the last evicted one (GreedyDu
 falls behind. A page keeps the most that it was worth, as other sessions may share it.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 
 from scheduling import eviction

@@ -5,8 +5,6 @@ over go before those that are kept, least recently used first; if memory needs a
 goes. A page that several requests share is kept as long as the longest of them asks. With no `keep_s` it is `lru`.
 """
 
-from __future__ import annotations
-
 from scheduling import eviction
 from scheduling.sequence import Sequence
 

@@ -1,7 +1,5 @@
 """Orders that are fair between clients: a queue for each client, and an account of the service it received."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator
 

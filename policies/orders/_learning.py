@@ -11,8 +11,6 @@ what was learned has become wrong, and is forgotten. Predictions then count afte
 that they become harmful again soon. So requests whose lengths change their meaning over and over cost little.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from math import exp, log
 from zlib import crc32

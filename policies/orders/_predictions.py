@@ -4,8 +4,6 @@ Their randomness is a hash of the seed and the request's id, so that a predictio
 else is in the queue. A policy that uses a prediction must not look at `max_tokens` beside it.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from hashlib import blake2b
 from math import cos, exp, log, pi, sqrt

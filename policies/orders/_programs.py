@@ -3,8 +3,6 @@
 A request without a program counts under its session; without either, it counts alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 
 from policies.orders._sorted import Sorted

@@ -1,7 +1,5 @@
 """Orders by a key that a sequence gets when it arrives: a sorted list, so that no step searches the queue."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
 from heapq import merge

@@ -6,8 +6,6 @@ count as if theirs were in the batch. The others follow adapter by adapter, the 
 that has waited for more than `guard` seconds goes before all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from itertools import chain
 

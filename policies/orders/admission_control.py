@@ -5,8 +5,6 @@ would only make others late (Clockwork, OSDI 2020; early rejection in Mooncake, 
 and while draft tokens are computed, nothing is refused.
 """
 
-from __future__ import annotations
-
 from math import inf
 
 from scheduling import policy

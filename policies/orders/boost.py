@@ -12,8 +12,6 @@ tokens. Ours: the price of a prompt token, and a cap on sizes, since one huge an
 not predicted at all, which need preemption by attained service.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from math import exp, inf, log, log1p
 

@@ -8,8 +8,6 @@ fair: two clients that both have requests waiting differ in service by VTC's bou
 Left out: the paper's second level (D2LPM), which spreads clients over several engines.
 """
 
-from __future__ import annotations
-
 from policies.orders import drr
 from scheduling.sequence import Sequence
 

@@ -6,8 +6,6 @@ of them gets `quantum` more, times its weight. The length of an answer is unknow
 overdraw by what it has in the batch, and waits until the debt is paid. A client without waiting requests saves nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 from math import ceil
 

@@ -3,8 +3,6 @@
 A request without a deadline gets `slo` seconds, and `slo_per_token` for each requested token.
 """
 
-from __future__ import annotations
-
 from policies.orders._sorted import Sorted
 from scheduling.options import option
 from scheduling.sequence import Sequence

@@ -9,8 +9,6 @@ A request j that came D seconds after i passes it only if s_j < s_i, and only on
 does not bound how many pass: in an overload short ones come faster than the ratio of a long one grows. Hence the guard.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from scheduling import policy

@@ -9,8 +9,6 @@ Left out: goals for the first token and for the gaps, since a request carries on
 takes back service that a request does not need yet.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Collection, Iterable
 

@@ -13,8 +13,6 @@ Ours: costs. Only a simulator knows them. A server takes that of the first call,
 the programs so far have cost to what was expected of their first ones.
 """
 
-from __future__ import annotations
-
 from heapq import heappop, heappush
 
 from policies.orders._programs import Programs

@@ -3,8 +3,6 @@
 It shows what the lift is for (Sheng et al., OSDI 2024).
 """
 
-from __future__ import annotations
-
 from policies.orders import vtc
 
 

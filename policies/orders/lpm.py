@@ -5,8 +5,6 @@ the search costs more than it saves, and the order is first come, first served (
 behind others with cached prompts, one that has waited for more than `guard` seconds goes before all.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable
 
 from scheduling import policy

@@ -7,8 +7,6 @@ those of a higher one, and recomputed later. Every `lift_every` steps, requests 
 pays only in a long queue. A request that joins is not preempted until it has generated a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from policies.orders._sorted import Sorted

@@ -3,8 +3,6 @@
 With `aging`, a request rises by one level each time it has waited for that many seconds, so that none starves.
 """
 
-from __future__ import annotations
-
 from policies.orders._sorted import Sorted
 from scheduling.options import option
 from scheduling.sequence import Sequence

@@ -4,8 +4,6 @@ Accepted requests are served first come, first served. It is the simplest protec
 refuses work even when the engine is idle.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict, deque
 
 from scheduling import policy

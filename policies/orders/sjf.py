@@ -6,8 +6,6 @@ time, at the seconds per token of finished requests. No predictor saves more of 
 coefficient of the lengths.
 """
 
-from __future__ import annotations
-
 from policies.orders._predictions import Predicting
 from policies.orders._sorted import Sorted
 from scheduling.options import option

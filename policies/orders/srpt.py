@@ -5,8 +5,6 @@ its tokens is below `c` times its prediction: the nearer the end, the more is lo
 preempted until it has generated a token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from policies.orders._predictions import Predicting

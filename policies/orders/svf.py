@@ -8,8 +8,6 @@ times that of the best order (48 for earlier rules), with all requests there at 
 Ours: the guard, which is that of `sjf`, and requests that join with KV for the whole answer, as the loop reserves it.
 """
 
-from __future__ import annotations
-
 from policies.orders import sjf
 from scheduling.options import option
 from scheduling.sequence import Sequence

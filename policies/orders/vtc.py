@@ -11,8 +11,6 @@ Either a token has a price of its own (`cost=linear`), or a request is charged f
 according to a profile (`cost=profile`, the artifact's second cost function), in which long contexts cost more.
 """
 
-from __future__ import annotations
-
 from policies.orders._fair import Fair
 from scheduling.options import option
 from scheduling.sequence import Sequence

@@ -4,8 +4,6 @@ A client that names a new program for each call is first among its own calls onl
 the same, whatever their names. Service has the prices of `vtc`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from math import inf
 

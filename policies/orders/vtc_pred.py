@@ -5,8 +5,6 @@ the gap between clients smaller (Sheng et al., OSDI 2024, section 4.4). The pape
 last five (`predictor=mean`), exact (`oracle`), and exact within 50 % (`uniform`, `error=0.5`).
 """
 
-from __future__ import annotations
-
 from policies.orders import vtc
 from policies.orders._predictions import Predicting
 from scheduling.options import Option, options_of
