@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -23,12 +21,9 @@ from torch import Tensor
 
 from generate.constraint import Masks, fill
 from generate.cpu.declarations import declarations
-from generate.cpu.kernels import KernelError, load_library
-from generate.cpu.team import team
+from generate.cpu.team import load_unless_off
 from generate.grammar import FormError
 from generate.params import SamplingParams
-
-log = logging.getLogger(__name__)
 
 MASK = (1 << 64) - 1
 NOTHING = -2  # instead of a token: the form of the answer allows none
@@ -175,13 +170,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return sampler.c compiled, or None where it cannot be compiled."""
-    if os.environ.get("EB_KERNELS") == "off":
-        return None
-    try:
-        return team().join(load_library(Path(__file__).parent / "cpu" / "sampler.c"))
-    except (KernelError, OSError) as error:
-        log.warning("the C sampler does not run; using PyTorch instead: %s", error)
-        return None
+    return load_unless_off(Path(__file__).parent / "cpu" / "sampler.c", "the C sampler", "PyTorch")
 
 
 def _process(row: Tensor, p: SamplingParams, history: History) -> Tensor:

@@ -8,10 +8,7 @@ as without any. It must not know requests, names or where an adapter comes from.
 from __future__ import annotations
 
 import ctypes
-import functools
 import itertools
-import logging
-import os
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,13 +19,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from generate.cpu.declarations import declarations
-from generate.cpu.kernels import KernelError
 from generate.cpu.linear import Extra, LinearLayer, make_linear
-from generate.cpu.team import load
+from generate.cpu.team import load, load_unless_off
 from models.adapters import Adapter, LowRank
 from models.architecture import Architecture
 
-log = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("adapters.c")
 PARTS = ("qkv", "attn_proj", "fc", "mlp_proj")  # in the order of blocks.c
 
@@ -177,14 +172,4 @@ def _table(adapter: PreparedAdapter) -> Any:
 
 def runs() -> bool:
     """Return whether adapters.c serves; EB_KERNELS=off in the environment selects plain PyTorch."""
-    return os.environ.get("EB_KERNELS") != "off" and _compiles()
-
-
-@functools.cache
-def _compiles() -> bool:
-    try:
-        load(SOURCE)
-    except (KernelError, OSError) as error:
-        log.warning("the C kernel for adapters does not run; using PyTorch, which is slower: %s", error)
-        return False
-    return True
+    return load_unless_off(SOURCE, "the C kernel for adapters", "PyTorch, which is slower") is not None

@@ -28,8 +28,8 @@ from torch.nn import functional as F
 from generate import memory
 from generate.cpu.declarations import declarations
 from generate.cpu.instructions import WAYS, Measure, choose_way
-from generate.cpu.kernels import KernelError, kept_beside, load_library
-from generate.cpu.team import team
+from generate.cpu.kernels import KernelError, kept_beside
+from generate.cpu.team import load
 from models.activations import ACTIVATIONS
 from models.gguf.block_matrix import KINDS, BlockMatrix, Weight, as_tensor
 
@@ -295,7 +295,7 @@ def kernel_runs(quantize: str = "none") -> bool:
 
 @functools.cache
 def _library() -> ctypes.CDLL:
-    return team().join(load_library(SOURCE, UNFUSED))
+    return load(SOURCE, UNFUSED)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
+import os
 from pathlib import Path
 
 from generate.cpu import kernels
@@ -62,6 +63,20 @@ def team() -> Team:
 def load(source: Path, flags: tuple[str, ...] = ()) -> ctypes.CDLL:
     """Return the library of a C file that includes team.h, once it shares out its work. Raises KernelError."""
     return team().join(kernels.load_library(source, flags))
+
+
+def load_unless_off(source: Path, what: str, instead: str) -> ctypes.CDLL | None:
+    """Return `what` a C file computes; None where EB_KERNELS=off selects what serves instead, or it does not compile."""
+    return None if os.environ.get("EB_KERNELS") == "off" else _load_or_warn(source, what, instead)
+
+
+@functools.cache
+def _load_or_warn(source: Path, what: str, instead: str) -> ctypes.CDLL | None:
+    try:
+        return load(source)
+    except (kernels.KernelError, OSError) as error:
+        log.warning("%s does not run; using %s: %s", what, instead, error)
+        return None
 
 
 @functools.cache

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from observe.replay.question import Server
 from observe.replay.recording import Served
 from observe.replay.simulator_process import SimulatorProcess
+from scheduling.latest import Latest
 from serving.inference import InferenceError
 
 TIMEOUT = 60.0  # seconds for one answer
@@ -42,7 +43,7 @@ class WhatIf:
         self._process = SimulatorProcess("simulate.measured.what_if", timeout=timeout, command=command)
         self._timeout = timeout
         self._busy = threading.Lock()
-        self._blamed: dict[str, bytes] = {}  # answers by request
+        self._blamed = Latest[str, bytes](KEPT)  # answers by request
 
     def answer(
         self,
@@ -74,8 +75,6 @@ class WhatIf:
                 self._server.question(self._beside(id), blame=id), "Try again when the server is less busy"
             )
             self._blamed[id] = answer
-            for oldest in list(self._blamed)[:-KEPT]:
-                self._blamed.pop(oldest, None)
         return self._blamed[id]
 
     def _ask(self, question: Iterator[str], remedy: str) -> bytes:

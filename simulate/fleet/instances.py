@@ -23,17 +23,9 @@ from simulate.simulator import Run, simulate
 class Instances(Fleet):
     """Engines with one queue."""
 
-    def __init__(
-        self,
-        schedulers: Iterable[Scheduler],
-        cost: Cost,
-        host: Host | None = None,
-        *,
-        gaps: bool = True,
-        records: bool = False,
-    ) -> None:
+    def __init__(self, schedulers: Iterable[Scheduler], cost: Cost, host: Host | None = None, **keeps: bool) -> None:
         first = together(schedulers)
-        super().__init__(first.sharing, cost, host, gaps=gaps, records=records)
+        super().__init__(first.sharing, cost, host, **keeps)
         self._ordered = getattr(first.policy, "preserve_ordering", False)
         self._done: dict[Sequence, bool] = {}  # for each request inside: whether it has its answer
 

@@ -33,16 +33,10 @@ class ScaledFleet(Fleet):
     """A fleet that begins with the replicas that its autoscaler wants without any load, all of them ready."""
 
     def __init__(
-        self,
-        make: Callable[[], Scheduler],
-        scaling: Scaling,
-        cost: Cost,
-        host: Host | None = None,
-        *,
-        gaps: bool = True,
+        self, make: Callable[[], Scheduler], scaling: Scaling, cost: Cost, host: Host | None = None, **keeps: bool
     ) -> None:
         count = scaling.autoscaler([], scaling.bounds)
-        super().__init__([make() for _ in range(count)], cost, host, gaps=gaps)
+        super().__init__([make() for _ in range(count)], cost, host, **keeps)
         self._make = make
         self._scaling = scaling
         self._patience = Patience(scaling.up, scaling.down)
