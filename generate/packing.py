@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from generate.sampling import Draws, Failure, History, NotFinite, logprobs
+from generate.sampling import Draws, Failure, History, NotFinite, TokenLogprobs, logprobs
 from scheduling.advance import Output, Token, TokenRun, run_of
 from scheduling.sequence import Sequence
-
-Drawn = int | Token | Failure  # a token, with its log probabilities if they were requested, or why there is none
 
 
 class Packed(NamedTuple):
@@ -89,10 +87,9 @@ def sample_outputs(
         if scored:
             for i, seq, own in zip(spans, members, torch.split(rows, [*spans.values()])):
                 is_complete = counts[i] == seq.pending
-                outputs[i] = _score_prompt(seq, own, _draw_tokens([seq], own[-1:])[0] if is_complete else None)
+                outputs[i] = _score_prompt(seq, own, _draw([seq], [[]], own[-1:])[0] if is_complete else None)
         elif members:
-            drawn = _draw_runs(members, [drafts[i] for i in spans], rows) if drafts else _draw_tokens(members, rows)
-            for i, output in zip(spans, drawn):
+            for i, output in zip(spans, _draw(members, [drafts[i] if drafts else [] for i in spans], rows)):
                 outputs[i] = output
     return outputs
 
@@ -124,16 +121,22 @@ def _pool(seq: Sequence, rows: Tensor, is_complete: bool) -> Output:
     return Token(0, None, [array("f", F.normalize(total, dim=0).float().tolist())])
 
 
-def _draw_tokens(sequences: abc.Sequence[Sequence], logits: Tensor) -> list[Drawn]:
-    """Return the next token of each sequence, each from its row of logits (n, V)."""
-    params = [seq.sampling for seq in sequences]
-    positions = torch.tensor([seq.length for seq in sequences], dtype=torch.int64)
+def _draw(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[list[int]], logits: Tensor) -> list[Output]:
+    """Return the next tokens of each sequence, from the rows of its pending token and of its drafts (R, V).
+
+    Row j of a sequence draws the token after `drafts[:j]`, with the random number and the history that this token has in
+    a step of its own.
+    """
+    members = [(seq, own[:j]) for seq, own in zip(sequences, drafts) for j in range(len(own) + 1)]
+    params = [seq.sampling for seq, _ in members]
+    positions = torch.tensor([seq.length + len(before) for seq, before in members], dtype=torch.int64)
 
     def history(row: int) -> History:
-        return History(sequences[row].prompt_ids, sequences[row].output_ids)
+        seq, before = members[row]
+        return History(seq.prompt_ids, [*seq.output_ids, *before] if before else seq.output_ids)
 
     tokens = Draws(params, logits.device).draw(logits, positions, history)
-    drawn: list[Drawn] = [*tokens]
+    details: list[TokenLogprobs | None] = [None] * len(members)
     # All log probabilities in one call, and only of the rows that want them.
     scored = [
         (row, token, p.logprobs)
@@ -145,53 +148,33 @@ def _draw_tokens(sequences: abc.Sequence[Sequence], logits: Tensor) -> list[Draw
         # In a tenth of the time of `logits[chosen]`.
         picked = logits.index_select(0, torch.tensor(chosen, device=logits.device))
         for row, detail in zip(chosen, logprobs(picked, ids, counts)):
-            drawn[row] = Token(detail.token, detail)
-    return drawn
-
-
-def _draw_runs(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[list[int]], logits: Tensor) -> list[Output]:
-    """Return the tokens of sequences in a step with drafts, from the rows of their pending tokens and their drafts.
-
-    Row j of a sequence draws the token after `drafts[:j]`, with the random number and the history that this token has in
-    a step of its own.
-    """
-    members = [(seq, own, j) for seq, own in zip(sequences, drafts) for j in range(len(own) + 1)]
-    params = [seq.sampling for seq, _, _ in members]
-    positions = torch.tensor([seq.length + j for seq, _, j in members], dtype=torch.int64)
-
-    def history(row: int) -> History:
-        seq, own, j = members[row]
-        return History(seq.prompt_ids, [*seq.output_ids, *own[:j]])
-
-    tokens = Draws(params, logits.device).draw(logits, positions, history)
+            details[row] = detail
     outputs, first = [], 0
-    for seq, own in zip(sequences, drafts):
+    for own in drafts:
         last = first + len(own) + 1
-        outputs.append(_run(seq, own, tokens[first:last], logits[first:last]))
+        outputs.append(_run(own, tokens[first:last], details[first:last]))
         first = last
     return outputs
 
 
-def _run(seq: Sequence, drafts: list[int], tokens: abc.Sequence[int | Failure], logits: Tensor) -> Output:
+def _run(drafts: list[int], tokens: abc.Sequence[int | Failure], details: abc.Sequence[TokenLogprobs | None]) -> Output:
     """Return a TokenRun, or the one token of a sequence without drafts."""
     run = run_of(drafts, tokens)
+    # A row behind the first that failed is dropped here: its token comes up again, and fails, in the next step.
     ids = [token for token in run if isinstance(token, int)]
     if not ids:
         return run[0]
-    # A row behind the first that failed is dropped here: its token comes up again, and fails, in the next step.
-    count = seq.sampling.logprobs
-    details = [] if count is None else logprobs(logits[: len(ids)], ids, [count] * len(ids))
     if drafts:
-        return TokenRun(ids, details)
-    return Token(ids[0], details[0]) if details else ids[0]
+        return TokenRun(ids, [detail for detail in details[: len(ids)] if detail is not None])
+    return ids[0] if details[0] is None else Token(ids[0], details[0])
 
 
-def _score_prompt(seq: Sequence, logits: Tensor, drawn: Drawn | None) -> Drawn:
+def _score_prompt(seq: Sequence, logits: Tensor, drawn: Output) -> Output:
     """Return the log probabilities of the prompt tokens that the rows of this piece predict, with the token drawn behind it."""
     if isinstance(drawn, Exception):
         return drawn
     targets = seq.prompt_ids[seq.computed + 1 : seq.computed + 1 + len(logits)]
     n = seq.sampling.prompt_logprobs or 0
     scores = logprobs(logits[: len(targets)], targets, [n] * len(targets), ranks=True)
-    token, detail = drawn[:2] if isinstance(drawn, Token) else (drawn, None)
-    return Token(token, detail, scores)
+    token = drawn if isinstance(drawn, Token) else Token(drawn if isinstance(drawn, int) else None)
+    return token._replace(prompt_details=scores)
