@@ -50,7 +50,8 @@ class Deadlines:
             began = inference.sequence.scheduled_at is not None
             if inference.is_finished or (in_queue and began):
                 continue
-            if inference.finished(_timed_out_in_queue(seconds) if in_queue else timeout_error(seconds)):
+            late = f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout"
+            if inference.finished(InferenceError("timeout_error", late) if in_queue else timeout_error(seconds)):
                 ended.append(inference)
         self.next_at = self._heap[0][0] if self._heap else math.inf
         return ended
@@ -60,12 +61,6 @@ class Deadlines:
         if len(self._heap) > 4 * still_open + 64:
             self._heap = [entry for entry in self._heap if not entry[2].is_finished]
             heapq.heapify(self._heap)
-
-
-def _timed_out_in_queue(seconds: float) -> InferenceError:
-    return InferenceError(
-        "timeout_error", f"timed out after {seconds:g} s in the queue. Try again later, or raise --queue-timeout"
-    )
 
 
 class Rate:

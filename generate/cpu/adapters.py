@@ -37,7 +37,9 @@ class PreparedAdapter:
     def __init__(self, adapter: Adapter, config: Architecture, dtype: torch.dtype) -> None:
         self.dtype = torch.bfloat16 if dtype == torch.bfloat16 else torch.float32
         self.rank, self.digest = adapter.rank, adapter.digest
-        self.widths = _widths(config)
+        fc = config.inner_size * (2 if config.gated else 1)
+        # The number of outputs of each linear layer of a block.
+        self.widths = {"qkv": config.qkv_size, "attn_proj": config.n_embd, "fc": fc, "mlp_proj": config.n_embd}
         self.keep: list[object] = []
         self.nbytes = 0
         self.most_rank = 0
@@ -61,11 +63,11 @@ class PreparedAdapter:
         declared = declarations()
         ups, downs, first = [], [], 0
         for product in products:
-            rank, step = len(product.a), declared.constants["LOW_RANK_STEP"]
-            filled = -(-rank // step) * step
-            downs.append(_filled(product.a, filled, declared.constants["LOW_RANK_INPUTS"]))
+            rank, width = product.a.shape
+            more, columns = -rank % declared.constants["LOW_RANK_STEP"], -width % declared.constants["LOW_RANK_INPUTS"]
+            downs.append(F.pad(product.a, (0, columns, 0, more)))  # with zeros
             ups.append(declared.structs["Up"](self._panels(product.b), product.start, len(product.b), first, rank))
-            first += filled
+            first += rank + more
         self.most_rank = max(self.most_rank, first)
         array = (declared.structs["Up"] * len(ups))(*ups)
         self.keep.append(array)
@@ -83,17 +85,6 @@ class PreparedAdapter:
         self.keep.append(values)
         self.nbytes += values.nbytes
         return values.data_ptr()
-
-
-def _widths(config: Architecture) -> dict[str, int]:
-    """Return the number of outputs of each linear layer of a block."""
-    fc = config.inner_size * (2 if config.gated else 1)
-    return {"qkv": config.qkv_size, "attn_proj": config.n_embd, "fc": fc, "mlp_proj": config.n_embd}
-
-
-def _filled(a: Tensor, rows: int, multiple: int) -> Tensor:
-    """Return a (r, in) with zeros up to `rows` rows and a multiple of columns."""
-    return F.pad(a, (0, -a.shape[1] % multiple, 0, rows - len(a)))
 
 
 class AdapterRows:

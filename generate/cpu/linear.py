@@ -232,9 +232,7 @@ def make_linear(
     if _kernel_takes(weight, quantize):
         return KernelLinear(weight, bias, activation, quantize=quantize)
     weight = as_tensor(weight)
-    if weight.device.type != "cpu":
-        return Linear(weight, bias, activation)
-    if packed_runs(weight.dtype):
+    if weight.device.type == "cpu" and packed_runs(weight.dtype):
         return PackedLinear(weight, bias, activation)
     return Linear(weight, bias, activation)
 

@@ -33,9 +33,9 @@ class BlockMatrix:
     @classmethod
     def of(cls, weight: Tensor, kind: str) -> BlockMatrix:
         """Round a finite weight (out, in) to blocks."""
-        n, k = weight.shape
+        (n, k), (numbers, size) = weight.shape, GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
         band = max(1, BAND // k)
-        data = torch.empty((n, row_bytes(kind, k)), dtype=torch.uint8)
+        data = torch.empty((n, -(-k // numbers) * size), dtype=torch.uint8)
         for first in range(0, n, band):
             values = torch.nn.functional.pad(weight[first : first + band].float(), (0, -k % BLOCK)).numpy()
             data[first : first + band] = torch.from_numpy(quantize(values, GGMLQuantizationType[kind]))
@@ -84,9 +84,3 @@ Weight = Tensor | BlockMatrix
 def as_tensor(weight: Weight) -> Tensor:
     """Return the weight itself, or dequantized if it is in blocks."""
     return weight.dequantized() if isinstance(weight, BlockMatrix) else weight
-
-
-def row_bytes(kind: str, columns: int) -> int:
-    """Return the size of a row of blocks."""
-    numbers, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    return -(-columns // numbers) * size

@@ -54,12 +54,6 @@ def first_token(seq: Sequence) -> int:
     return sum(seq.prompt_ids) * 31 + len(seq.prompt_ids) * 7
 
 
-def step_limit(case: Case, budget: int) -> int:
-    """Return a number of steps that no policy needs: much more than the requests take one by one."""
-    alone = sum(-(-len(r.prompt) // budget) + r.output for r in case.requests)
-    return 2000 + 2 * alone
-
-
 class Trial(Driver):
     """One case with one scheduler."""
 
@@ -77,7 +71,8 @@ class Trial(Driver):
         claims = self.policy.claims
         self._overtaking = Overtaking(claims) if claims.overtaking_tokens < inf else None
         self._cancels = dict(case.cancels)
-        self._limit = step_limit(case, scheduler.token_budget)
+        # Of steps: much more than the requests take one by one.
+        self._limit = 2000 + 2 * sum(-(-len(r.prompt) // scheduler.token_budget) + r.output for r in case.requests)
         self._first_tokens = {seq: first_token(seq) for seq in sequences}
         self._oldest: Sequence | None = None
         self._unanswered: list[Sequence] = []
