@@ -4,8 +4,6 @@ A family is a `Family` under the name FAMILY. Nothing here imports torch: the la
 loads one.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """BLOOM: ALiBi in place of positions, a norm behind the embedding (BigScience, 2022)."""
 
-from __future__ import annotations
-
 from models.architecture import Architecture
 from models.families.falcon import LAYOUT
 from models.families.llama import WIDTH, sizes

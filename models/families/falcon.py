@@ -1,7 +1,5 @@
 """Falcon with rotary positions: one head of keys or several, attention beside the MLP (Almazrouei et al., 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architecture import Architecture

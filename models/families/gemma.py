@@ -3,8 +3,6 @@
 Gemma 3 has another rotation in layers with a window, and norms of heads; Gemma 2 caps scores and logits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

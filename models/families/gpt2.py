@@ -1,7 +1,5 @@
 """GPT-2: layer norm, a table of positions, GELU, biases everywhere (Radford et al., 2019)."""
 
-from __future__ import annotations
-
 import re
 
 from models.architecture import Architecture

@@ -1,7 +1,5 @@
 """GPT-NeoX and Pythia: layer norms, heads that rotate in part, attention beside the MLP (Black et al., 2022)."""
 
-from __future__ import annotations
-
 import re
 
 from models.architecture import Architecture

@@ -4,8 +4,6 @@ All but attention's go into the weights. A stream that is divided by the embeddi
 long as their epsilon is divided by its square; so the embedding stays as it is, and what is added to it is scaled.
 """
 
-from __future__ import annotations
-
 from models.architecture import Architecture
 from models.families.llama import INTERLEAVED, LAYOUT, sizes
 from models.family import GGUF, KEYS, Config, Family

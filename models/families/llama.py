@@ -4,8 +4,6 @@ RMS norm, rotary positions, grouped heads, SwiGLU (Touvron et al., 2023; Grattaf
 on this one.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Mistral: Llama with a sliding window (Jiang et al., 2023). Families with windows in some layers build on this one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Mixtral: Mistral whose MLP is a mixture of experts (Jiang et al., 2024). Families of mixtures build on this one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """OLMo 2: Llama with norms behind attention and MLP, and over all queries and keys (OLMo team, 2025)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architecture import Architecture

@@ -1,7 +1,5 @@
 """Phi-1, Phi-1.5 and Phi-2: heads that rotate in part, attention beside the MLP, biases everywhere (Li et al., 2023)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architecture import Architecture

@@ -1,7 +1,5 @@
 """Phi-3 and Phi-4: Llama with fused projections, longrope, heads that may rotate in part (Abdin et al., 2024)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architecture import Architecture

@@ -1,7 +1,5 @@
 """Qwen2 and Qwen2.5: Llama with biases at queries, keys and values (Yang et al., 2024)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Qwen3, dense: Llama with an RMS norm over each head's queries and keys (Yang et al., 2025)."""
 
-from __future__ import annotations
-
 from models.architecture import Architecture
 from models.families.llama import LAYOUT, sizes
 from models.families.qwen2 import optional_windows

@@ -3,8 +3,6 @@
 Models that have layers without experts (mlp_only_layers, decoder_sparse_step) are refused by these names.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from models.architecture import Architecture

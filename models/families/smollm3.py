@@ -1,7 +1,5 @@
 """SmolLM3: Llama in which every fourth layer has no rotary positions (Bakouch et al., 2025)."""
 
-from __future__ import annotations
-
 from models.architecture import Architecture
 from models.families.llama import INTERLEAVED, LAYOUT, sizes
 from models.families.qwen2 import optional_windows
