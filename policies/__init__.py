@@ -13,7 +13,6 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from traceback import extract_tb, walk_tb
 from types import ModuleType
-from typing import NamedTuple
 
 from scheduling.eviction import Eviction
 from scheduling.hook_checks import INIT, mistakes, watched
@@ -30,15 +29,6 @@ class PolicyFileError(ValueError):
     def __init__(self, name: str, line: int | None, words: str) -> None:
         self.line, self.words = line, words
         super().__init__(f"cannot load policy {name!r}: {f'line {line}: ' if line else ''}{words}")
-
-
-class OptionInfo(NamedTuple):
-    """One option of a policy, set with `--policy-option option=value`."""
-
-    option: str
-    default: str
-    bounds: str
-    help: str
 
 
 def names() -> list[str]:
@@ -162,15 +152,6 @@ def policy_maker(name: str, *, own: bool = True) -> Callable[..., Policy]:
     return make
 
 
-def describe(name: str) -> list[OptionInfo]:
-    """Return the options of a policy: name, default, bounds and help."""
-    check_name(name)
-    return [
-        OptionInfo(option, _text(item.default), item.bounds, item.help)
-        for option, item in options_of(_class_of(*_split(name))).items()
-    ]
-
-
 def summary(name: str) -> str:
     """Return the first line of a policy's documentation."""
     check_name(name)
@@ -183,11 +164,11 @@ def order_summary(name: str) -> str:
 
 
 def form_of(name: str, *, is_order: bool = False) -> list[dict[str, object]]:
-    """Return the options of a loop, or of an order alone, as a form shows them.
+    """Return the options of a policy, or of an order alone, as a form shows them.
 
     `type` is integer, number, boolean, choice, list or text.
     """
-    policy_class = _find(_module(name, "policies.orders"), "Order", name) if is_order else _class_of(name, "")
+    policy_class = _find(_module(name, "policies.orders"), "Order", name) if is_order else _class_of(*_split(name))
     return [_field_of(option, item) for option, item in options_of(policy_class).items()]
 
 

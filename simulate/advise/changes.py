@@ -56,7 +56,7 @@ def chosen_of(fitted: Fitted, change: Change) -> Chosen:
     loop, _, order = served.name.rpartition("+")
     loop, order = (loop, order) if order in policies.order_names() else (served.name, "")
     name = "+".join(filter(None, (change.get("loop", loop), change.get("order", order))))
-    has = {info.option for info in policies.describe(name)}
+    has = {field["name"] for field in policies.form_of(name)}
     return Chosen(name, {option: value for option, value in served.options.items() if option in has})
 
 

@@ -81,7 +81,8 @@ def make_duel(args: Values) -> tuple[Duel, tuple[str, str]]:
         raise UsageError(f"--measure {args.measure} has no bound. Use --measure mean, or --against fcfs")
     sides = [Chosen(args.policy, values)]
     if rival != "bound":
-        known = {info.option for info in policies.describe(rival)}
+        policies.check_name(rival)
+        known = {field["name"] for field in policies.form_of(rival)}
         sides.append(Chosen(rival, {name: value for name, value in values.items() if name in known}))
     engine = EngineSize(args.max_batch_size, args.max_tokens_per_step)
     own, *others = [partial(engine.scheduler, side) for side in sides]

@@ -34,13 +34,13 @@ or an option does not exist, or the policy's file is wrong."""
 
 def describe_options() -> str:
     """Return the options of all policies and orders in lines for people, each with the policies that have it."""
-    owners: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    owners: dict[tuple[str, ...], dict[str, list[str]]] = {}
     names = {name: name for name in policies.names()}
     names |= {f"nobatch+{name}": name for name in policies.order_names()}
     for full, name in names.items():
-        for item in policies.describe(full):
-            defaults = owners.setdefault((item.option, item.help, item.bounds), {})
-            defaults.setdefault(item.default, []).append(name)
+        for field in policies.form_of(full):
+            defaults = owners.setdefault(tuple(str(field[key]) for key in ("name", "help", "bounds")), {})
+            defaults.setdefault(str(field["default"]), []).append(name)
     lines = []
     for (option, help, bounds), defaults in sorted(owners.items()):
         named = {"": "none", str(ENDLESS): "no limit"}

@@ -164,10 +164,10 @@ def test_an_option_that_the_arithmetic_of_a_policy_cannot_take_is_refused_in_few
 @pytest.mark.parametrize("name", [*policies.names(), *(f"static+{o}" for o in policies.order_names())])
 def test_every_policy_has_a_summary_and_documented_options(name: str) -> None:
     assert policies.summary(name).rstrip(".")
-    for option, default, bounds, help in policies.describe(name):
-        assert bounds
-        assert help
-        assert policies.get_policy(name, 4, {option: default})
+    for field in policies.form_of(name):
+        assert field["bounds"]
+        assert field["help"]
+        assert policies.get_policy(name, 4, {str(field["name"]): field["default"]})
 
 
 OWN = """
@@ -192,7 +192,8 @@ def test_a_policy_of_ones_own_is_named_by_its_file_or_module(tmp_path: Path, mon
         assert policy.name == ("at-most+sjf" if "+" in name else "at-most")
         run = drive(Scheduler(policy), burst((2, 5), (2, 4), (2, 1)))
         assert max(it.batch_size for it in run.iterations) == 2
-    assert policies.describe(str(path)) == [("most", "3", "at least 1", "runs at once")]
+    (field,) = policies.form_of(str(path))
+    assert [field[key] for key in ("name", "default", "bounds", "help")] == ["most", "3", "at least 1", "runs at once"]
     with pytest.raises(ValueError, match="unknown policy"):
         policies.get_policy(str(path), 8, own=False)
 

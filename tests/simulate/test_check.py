@@ -347,7 +347,7 @@ def test_the_help_lists_the_options_of_all_policies_on_eighty_columns(capsys: py
     with pytest.raises(SystemExit):
         main(["check", "--help"])
     told = capsys.readouterr().out
-    known = {info.option for name in [*LOOPS, *ORDERS] for info in policies.describe(name)}
+    known = {field["name"] for name in [*LOOPS, *ORDERS] for field in policies.form_of(name)}
     assert known <= {line.split(":")[0].strip() for line in told.splitlines()}
     assert max(map(len, told.splitlines())) <= 80
 
