@@ -16,8 +16,8 @@ class SamplingParams:
     `banned_ids` are excluded from the first `min_tokens` tokens. `logprobs` is the number of alternatives whose log
     probabilities are returned beside each token's, None for no log probabilities at all; `prompt_logprobs` is the same
     for the prompt's tokens. `grammar` is the `Constraint` (`generate/grammar.py`) of the answer's form, None for any text.
-    for the prompt's tokens. With `pooling` no token is drawn: the sum of the prompt's final hidden states ("mean") or the
-    last one ("last"), scaled to length 1, is the output, and `max_tokens` must be 0.
+    With `pooling` no token is drawn: the sum of the prompt's final hidden states ("mean") or the last one ("last"),
+    scaled to length 1, is the output, and `max_tokens` must be 0.
     """
 
     temperature: float = 1.0
