@@ -170,7 +170,7 @@ def sample(logits: Tensor, params: Sequence[SamplingParams], positions: Sequence
 @functools.cache
 def _library() -> ctypes.CDLL | None:
     """Return sampler.c compiled, or None where it cannot be compiled."""
-    return load_unless_off(Path(__file__).parent / "cpu" / "sampler.c", "the C sampler", "PyTorch")
+    return load_unless_off(Path(__file__).parent / "cpu" / "sampler.c", "the C sampler", "PyTorch instead")
 
 
 def _process(row: Tensor, p: SamplingParams, history: History) -> Tensor:
