@@ -87,9 +87,9 @@ def sample_outputs(
         if scored:
             for i, seq, own in zip(spans, members, torch.split(rows, [*spans.values()])):
                 is_complete = counts[i] == seq.pending
-                outputs[i] = _score_prompt(seq, own, _draw([seq], [[]], own[-1:])[0] if is_complete else None)
+                outputs[i] = _score_prompt(seq, own, _draw([seq], (), own[-1:])[0] if is_complete else None)
         elif members:
-            for i, output in zip(spans, _draw(members, [drafts[i] if drafts else [] for i in spans], rows)):
+            for i, output in zip(spans, _draw(members, drafts and [drafts[i] for i in spans], rows)):
                 outputs[i] = output
     return outputs
 
@@ -125,9 +125,11 @@ def _draw(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[list[int]], lo
     """Return the next tokens of each sequence, from the rows of its pending token and of its drafts (R, V).
 
     Row j of a sequence draws the token after `drafts[:j]`, with the random number and the history that this token has in
-    a step of its own.
+    a step of its own. `drafts` are those of each sequence, or nothing at all.
     """
-    members = [(seq, own[:j]) for seq, own in zip(sequences, drafts) for j in range(len(own) + 1)]
+    members: list[tuple[Sequence, abc.Sequence[int]]] = [*zip(sequences, itertools.repeat(()))]
+    if drafts:
+        members = [(seq, own[:j]) for seq, own in zip(sequences, drafts) for j in range(len(own) + 1)]
     params = [seq.sampling for seq, _ in members]
     positions = torch.tensor([seq.length + len(before) for seq, before in members], dtype=torch.int64)
 
@@ -149,6 +151,8 @@ def _draw(sequences: abc.Sequence[Sequence], drafts: abc.Sequence[list[int]], lo
         picked = logits.index_select(0, torch.tensor(chosen, device=logits.device))
         for row, detail in zip(chosen, logprobs(picked, ids, counts)):
             details[row] = detail
+    if not drafts:
+        return [token if detail is None else Token(detail.token, detail) for token, detail in zip(tokens, details)]
     outputs, first = [], 0
     for own in drafts:
         last = first + len(own) + 1
