@@ -15,10 +15,12 @@ from functools import partial
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 from multidict import CIMultiDict
 
 from config import Config
+from integrations.queue import health
 from integrations.queue.clients import listening
 from integrations.queue.door import bind
 from integrations.queue.server import Queue, Settings
@@ -271,7 +273,7 @@ class Front:
                     return answer.json
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        for _ in range(4000):
+        for _ in range(12_000):
             if condition():
                 return
             await asyncio.sleep(0.005)
@@ -315,8 +317,10 @@ async def queueing(
     sock = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     connector = aiohttp.TCPConnector(limit=0)
-    async with listening(queue.app(), sock, queue.limits), aiohttp.ClientSession(connector=connector) as session:
-        yield Front(queue, url, session, upstreams)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(health, "LOOK_SECONDS", 60.0)  # a pause of the machine is no upstream that is down
+        async with listening(queue.app(), sock, queue.limits), aiohttp.ClientSession(connector=connector) as session:
+            yield Front(queue, url, session, upstreams)
 
 
 @asynccontextmanager

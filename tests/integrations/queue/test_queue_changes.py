@@ -42,9 +42,9 @@ def test_requests_wait_while_there_is_no_upstream(policy: str) -> None:
 
 @queued(count=2, slots=2, usual=2)
 async def test_an_upstream_that_leaves_finishes_its_requests_and_gets_no_more(front: Front) -> None:
-    tasks = [asyncio.create_task(front.ask(max_tokens=60)) for _ in range(4)]
-    await front.until(lambda: sum(len(one.running) for one in front.upstreams) == 4)
+    tasks = await front.occupied(4, 60)
     only(front, 1)
+    front.go()
     answers = await front.all(*({"max_tokens": 4, "tag": "later"} for _ in range(6)))
     assert {answer.headers["X-Upstream"] for answer in answers} == {"u1"}
     assert sorted(answer.headers["X-Upstream"] for answer in await asyncio.gather(*tasks)) == ["u0", "u0", "u1", "u1"]
@@ -59,7 +59,7 @@ async def test_an_upstream_that_comes_back_has_its_slots_again(front: Front) -> 
     for now, slots in ((sites[1:], 2), (sites, 4)):
         front.queue.manager.update(now)
         await settled(front, slots)
-    answers = await front.all(*({"max_tokens": 9, "tag": i} for i in range(8)))
+    answers = await front.all(*({"max_tokens": 9, "tag": i} for i in range(8)), in_order=True)
     assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
 
 
@@ -73,7 +73,7 @@ async def test_an_upstream_that_comes_takes_free_numbers_and_the_policy_of_the_o
     await settled(front, 4)
     assert front.queue.manager.named == [("u1", 2), ("u2", 0)]
     assert {one.scheduler.policy.name for one in front.queue.manager.each} == {"dynamic+sjf"}
-    answers = await front.all(*({"max_tokens": 9, "tag": i} for i in range(8)))
+    answers = await front.all(*({"max_tokens": 9, "tag": i} for i in range(8)), in_order=True)
     assert {answer.headers["X-Upstream"] for answer in answers} == {"u1", "u2"}
 
 

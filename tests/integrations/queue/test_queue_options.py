@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from integrations.queue import options
-from integrations.queue.door import bind
 from integrations.queue.sites import Site
 from terminal.options import UsageError
 from tests.support import ROOT, wait_until
+from tests.support.servers import free_port
 
 URL = ["--upstream", "http://127.0.0.1:9"]
 
@@ -27,6 +27,7 @@ URL = ["--upstream", "http://127.0.0.1:9"]
 @pytest.fixture(autouse=True)
 def _no_settings_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EB_INTERNAL_COMPLETE", "1")
+    monkeypatch.setattr(options, "ASK_SECONDS", 60.0)  # a busy machine may take long, and nothing here is silent
 
 
 def report_slots(monkeypatch: pytest.MonkeyPatch, slots: int) -> None:
@@ -145,8 +146,7 @@ def test_an_upstream_that_is_down_is_told_from_one_without_slots() -> None:
 
 
 def test_the_command_serves_until_it_is_told_to_end_though_a_page_is_open() -> None:
-    with bind("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "integrations.queue", "dynamic+vtc", *URL, "--slots", "2", "--port", str(port)]
     with subprocess.Popen(command, cwd=ROOT, env={**os.environ}, stderr=subprocess.PIPE, text=True) as process:
         try:

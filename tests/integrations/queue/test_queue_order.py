@@ -95,7 +95,7 @@ async def test_an_upstream_that_swaps_models_swaps_them_seldom(front: Front) -> 
 async def test_two_upstreams_share_one_queue(front: Front) -> None:
     answers = await front.all(*({"max_tokens": 3, "tag": i} for i in range(12)), in_order=True)
     assert {answer.headers["X-Upstream"] for answer in answers} == {"u0", "u1"}
-    assert {len(upstream.seen) for upstream in front.upstreams} <= {5, 6, 7}
+    assert min(len(upstream.seen) for upstream in front.upstreams) >= 4
 
 
 @queued(count=2, slots=2)
@@ -118,7 +118,11 @@ async def test_no_more_than_its_slots_run_at_an_upstream(front: Front) -> None:
             await asyncio.sleep(0.001)
 
     watching = asyncio.create_task(watch())
-    answers = await front.all(*({"max_tokens": 5, "tag": i} for i in range(12)))
+    first = await front.occupied(3, 5)
+    waiting = asyncio.create_task(front.all(*({"max_tokens": 5, "tag": i} for i in range(12))))
+    await front.until(lambda: front.queue.manager.waiting == 12)
+    front.go()
+    answers = [*await waiting, *await asyncio.gather(*first)]
     watching.cancel()
     assert most == 3
     assert {answer.status for answer in answers} == {200}

@@ -17,9 +17,9 @@ import pytest
 from scripted import CHAT, Front, Scripted, connected, queueing, scripted
 
 from integrations.queue import clients
-from integrations.queue.door import bind
 from integrations.queue.server import Settings
 from tests.support import ROOT, run_async
+from tests.support.servers import free_port
 
 BODY = {
     "messages": [{"role": "user", "content": "a secret question"}],
@@ -34,8 +34,7 @@ async def process(
     upstream: Scripted, *flags: str, policy: str = "dynamic+vtc"
 ) -> AsyncIterator[tuple[Process, str, aiohttp.ClientSession]]:
     """Start a queue before an upstream, with no terminal."""
-    with bind("127.0.0.1", 0) as sock:
-        port = sock.getsockname()[1]
+    port = free_port()
     command = [
         "-m",
         "integrations.queue",

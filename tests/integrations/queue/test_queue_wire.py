@@ -90,7 +90,7 @@ async def raw(front: Front, data: bytes) -> bytes:
         answer = b""
         while True:
             try:
-                piece = await asyncio.wait_for(reader.read(65536), 0.3 if answer else 20)
+                piece = await asyncio.wait_for(reader.read(65536), 0.3 if answer else 60)
             except asyncio.TimeoutError:
                 return answer
             if not piece:
@@ -159,14 +159,14 @@ async def test_no_other_method_reaches_the_upstream(front: Front, method: str, p
 
 @queued()
 async def test_looks_at_the_upstream_pass_at_once(front: Front) -> None:
-    first = asyncio.create_task(front.ask(max_tokens=50, tag="first"))
-    await front.until(lambda: front.upstream.running)
+    (first,) = await front.occupied(1)
     assert (await front.send("GET", "/v1/models")).json["data"] == [{"id": "fake"}]
     assert (await front.send("GET", "/upstream/u0/slots?x=1")).status == 200
     assert front.upstream.seen[-1][3] == "/slots?x=1"
     for path in ("/v1/messages/count_tokens", "/api/show"):
         assert (await front.send("POST", path, None, b'{"fault": "500"}')).text == '{"error": "boom"}'
     assert not first.done()
+    front.go()
     await first
 
 
