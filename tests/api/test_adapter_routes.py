@@ -49,7 +49,7 @@ READING = threading.Event()  # a slow adapter is read when it is set
 
 def read(source: str) -> Weights:
     if "slow" in source:
-        assert READING.wait(30)
+        assert READING.wait(60)
     if "broken" in source:
         raise ValueError(f"{source}: the tensor h.0.c_attn is [1] but should be [2]")
     return Weights(Path(source).name)

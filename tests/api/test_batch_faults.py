@@ -86,7 +86,7 @@ def test_a_batch_can_be_cancelled_while_the_disk_is_full(world: World, monkeypat
 
     monkeypatch.setattr(LineFile, "append", append)
     batch = world.run(line("a"))
-    assert fails.wait(20)
+    assert fails.wait(60)
     world.sdk().batches.cancel(batch.id)
     assert world.ended(batch.id).status == "cancelled"
 
@@ -108,7 +108,7 @@ def test_an_end_of_the_process_within_an_expiry_loses_no_line(world: World, monk
     with monkeypatch.context() as patch:
         patch.setattr(LineFile, "append", append)
         begin()
-        assert fails.wait(20)
+        assert fails.wait(60)
         world.stop()
     world.start(connected=False)
     begin()

@@ -157,7 +157,7 @@ def test_a_cancelled_batch_keeps_what_was_computed(world: World) -> None:
 
     def hold_long(plan: Any) -> None:
         if any(seq.max_tokens == 9 for seq in plan.sequences):
-            assert gate.wait(20)
+            assert gate.wait(60)
 
     world.model.before = hold_long
     batch = world.run(line("first"), line("long", max_tokens=9))
@@ -210,7 +210,7 @@ def test_a_restart_computes_the_rest_and_each_line_once(world: World) -> None:
 
     def wait_late(plan: Any) -> None:
         if world.model.plans > 30:
-            assert stopped.wait(20)
+            assert stopped.wait(60)
 
     world.model.before = wait_late
     batch = world.run(*(line(f"r{i}") for i in range(200)))
@@ -218,7 +218,7 @@ def test_a_restart_computes_the_rest_and_each_line_once(world: World) -> None:
     stopping = threading.Thread(target=world.stop)
     stopping.start()
     stopped.set()
-    stopping.join(20)
+    stopping.join(60)
     files = [path for path in (world.folder / "files").iterdir() if path.name != batch.input_file_id]
     (kept,) = (path.read_text().count("\n") for path in files if path.stat().st_size)
     world.model = FakeModel()
@@ -297,12 +297,12 @@ def test_a_batch_is_cancelled_while_it_is_validated(world: World, monkeypatch: p
     def parse(data: bytes) -> Any:
         parsed.append(data)
         reached.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
         return json.loads(data)
 
     world.runner._line_limits = Limits(parse=parse)
     batch = world.run(*(line(str(i)) for i in range(50)))
-    assert reached.wait(20)
+    assert reached.wait(60)
     world.sdk().batches.cancel(batch.id)
     gate.set()
     assert world.ended(batch.id).status == "cancelled"

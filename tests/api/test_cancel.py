@@ -47,7 +47,7 @@ def send(server: Server, path: str = "/inference", id: str = "", **fields: Any) 
     body = json.dumps(LONG | fields).encode()
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     head += "Content-Type: application/json\r\n" + (f"X-Request-Id: {id}\r\n" if id else "")
-    connection = socket.create_connection(("127.0.0.1", server.port), 20)
+    connection = socket.create_connection(("127.0.0.1", server.port), 60)
     connection.sendall(f"{head}\r\n".encode() + body)
     return connection
 

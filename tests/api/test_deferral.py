@@ -59,7 +59,7 @@ def test_a_job_that_ended_before_anybody_waited_is_resumed() -> None:
     job = FakeJob()
     job.end()
     completer.wait(job, done.set)
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def test_a_job_ends_at_its_own_limit() -> None:
@@ -70,7 +70,7 @@ def test_a_job_ends_at_its_own_limit() -> None:
     assert not done.is_set()
     now[0] = 0.02
     job.part_ended.notify()
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def test_a_job_that_nobody_ends_is_looked_after(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_an_answer_that_fails_harms_no_other() -> None:
     completer.wait(good, done.set)
     bad.end()
     good.end()
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def environ(path: str) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def environ(path: str) -> dict[str, Any]:
 
 def in_a_thread(call: Callable[[], Any]) -> Any:
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(call).result(20)
+        return pool.submit(call).result(60)
 
 
 def test_a_request_keeps_its_context_from_the_thread_that_began_it_to_the_one_that_answers() -> None:

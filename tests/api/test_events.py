@@ -310,7 +310,7 @@ def test_the_seventeenth_gets_503(app: Flask) -> None:
 @pytest.mark.process
 def test_frozen_viewers_hinder_nobody_and_the_server_still_ends(tmp_path: Path) -> None:
     with Server(tmp_path / "log", "dynamic", "--model", "mock:llm-mock@50") as server:
-        sockets = [socket.create_connection(("127.0.0.1", server.port), 30) for _ in range(16)]
+        sockets = [socket.create_connection(("127.0.0.1", server.port), 60) for _ in range(16)]
         for sock in sockets:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             sock.sendall(b"GET /events?detail=1&last=4096 HTTP/1.1\r\nHost: localhost\r\n\r\n")

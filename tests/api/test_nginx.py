@@ -27,7 +27,7 @@ from tests.support.servers import Server, free_port
 DEPLOY = ROOT / "deploy"
 SAMPLES = ["nginx.conf", "nginx-upstreams.conf"]
 KIND = {"Content-Type": "application/json"}
-LONG = 150  # tokens of a stream that outlasts many short requests
+LONG = 300  # tokens of a stream that outlasts many short requests
 SLOW_STEPS = arming({"slow_step": {"ms": 20}})
 
 
@@ -106,12 +106,12 @@ def nginx(folder: Path, name: str, servers: dict[str, Server]) -> Iterator[int]:
         f"daemon off;\npid {folder}/pid;\nerror_log stderr;\nevents {{}}\nhttp {{\naccess_log off;\n{paths}{text}\n}}\n"
     )
     command = ["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=30)
+    checked = subprocess.run([*command, "-t"], capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
     with (folder / "nginx.log").open("wb") as log:
         process = subprocess.Popen(command, stderr=log)
     try:
-        wait_until(lambda: answers(port), 20)
+        wait_until(lambda: answers(port))
         yield port
     finally:
         process.terminate()
@@ -129,7 +129,7 @@ def through_tls(port: int, source: str = "127.0.0.1") -> Iterator[http.client.HT
     """Return a connection to nginx, from an address that may be another than its own."""
     anybody = ssl.create_default_context()
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=20, context=anybody, source_address=(source, 0))
+    connection = http.client.HTTPSConnection("127.0.0.1", port, timeout=60, context=anybody, source_address=(source, 0))
     connection.connect()
     with contextlib.closing(connection):
         yield connection

@@ -68,7 +68,7 @@ class Machine:
 
     def _before(self, plan: Any) -> None:
         self.entered.set()
-        assert self.go.wait(20)
+        assert self.go.wait(60)
 
     @staticmethod
     def token(prompt: list[int], place: int) -> int:
@@ -91,7 +91,7 @@ class Machine:
         self.go.clear()
         self.entered.clear()
         first = [self.ask(1, 12)]
-        assert self.entered.wait(20)
+        assert self.entered.wait(60)
         return first + [self.ask(number, 4 + 3 * (number % 5)) for number in range(2, 9)]
 
     def serve(self) -> None:
@@ -104,7 +104,7 @@ class Machine:
     def expect(self, asked: list[Inference]) -> None:
         """Expect whole answers, and that nothing is left behind."""
         for one in asked:
-            one.wait_for_completion(20)
+            one.wait_for_completion(60)
             prompt = one.sequence.prompt_ids
             assert one.output_ids == [self.token(prompt, place) for place in range(one.num_tokens)]
         inbox, pages = self.manager.inbox, self.manager.pages
@@ -191,7 +191,7 @@ def test_a_policy_that_fails_in_the_switch_changes_nothing(machine: Machine, hoo
     switch.start()
     wait_until(lambda: machine.manager.inbox._switches)
     machine.go.set()
-    switch.join(20)
+    switch.join(60)
     machine.expect(asked)
     assert answers[0].status_code == 400
     assert f"{hook}()" in answers[0].get_json()["error"]["message"]

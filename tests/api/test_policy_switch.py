@@ -182,7 +182,7 @@ def test_under_load_all_policies_in_turn_lose_nobody_and_change_no_text() -> Non
             prompt = [number % 3, 5, done % 7, *range(number % 11)]
             n = 1 + (number + done) % 9
             one = manager.enqueue(Inference("", n, prompt, client="ab"[number % 2]))
-            one.wait_for_completion(30)
+            one.wait_for_completion(60)
             assert one.output_ids == alone(model, prompt, n)
             done += 1
         return done
@@ -192,13 +192,13 @@ def test_under_load_all_policies_in_turn_lose_nobody_and_change_no_text() -> Non
         try:
             for name in [*ALL, *reversed(ALL)]:
                 before = manager.scheduler.number if manager.scheduler else 0
-                manager.inbox.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=30)
+                manager.inbox.switch(policies.get_policy(name, 4, options=QUICK.get(name)), timeout=60)
                 assert manager.policy_name == name
                 wait_until(lambda at=before: manager.scheduler.number > at + 3)
         finally:
             over.set()
         manager.inbox.switch(policies.get_policy("dynamic", 4))  # one that waits for nobody
-        assert sum(done.result(30) for done in clients) > 12
+        assert sum(done.result(60) for done in clients) > 12
     assert manager.pages is not None
     wait_until(lambda: manager.pages.used == 0 and manager.running == 0)
     manager.stop()
@@ -237,11 +237,11 @@ def test_switches_at_any_moment_lose_nobody(switches: list[tuple[str, int]], req
     def change() -> None:
         made: list[Policy] = [policies.get_policy(name, slots, options=QUICK.get(name)) for name, slots in switches]
         for policy in [*made, policies.get_policy("dynamic", 3)]:
-            manager.inbox.switch(policy, timeout=30)
+            manager.inbox.switch(policy, timeout=60)
 
     with in_background(change):
         made = [manager.enqueue(Inference("", n, prompt)) for prompt, n in prompts]
     for inference, (prompt, n) in zip(made, prompts):
-        inference.wait_for_completion(30)
+        inference.wait_for_completion(60)
         assert inference.output_ids == alone(model, prompt, n)
     manager.stop()

@@ -32,7 +32,7 @@ def test_looking_in_has_no_side_effect(client: FlaskClient, tmp_path: Path, monk
 def test_health_says_who_is_served(client: FlaskClient, path: str) -> None:
     body = client.get(path).get_json()
     assert (body["status"], body["model"], body["policy"]) == ("ok", "fake", "dynamic")
-    assert body["last_iteration_age_s"] < 5
+    assert body["last_iteration_age_s"] < 60
 
 
 @pytest.mark.parametrize(

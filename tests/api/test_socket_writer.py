@@ -70,7 +70,7 @@ class Open:
     ) -> None:
         self.writer, self.source = writer, Source(ready, paced, ends_at)
         self.sock, self.client = socket.socketpair()
-        self.client.settimeout(20)
+        self.client.settimeout(60)
         self.ends: list[bool] = []
         self.threads: list[threading.Thread] = []
         self.stream = Stream(self.source, self.sock, True, lambda: head, self.ends.append, self._in_thread)
@@ -90,7 +90,7 @@ class Open:
         self.writer._wake(self.stream)
         wait_until(lambda: not self.stream.is_ready)
         for thread in self.threads:
-            thread.join(20)
+            thread.join(60)
         self.sock.close()
 
 
@@ -323,7 +323,7 @@ class Served:
         """Return the client's end of a connection with this request."""
         body = self.worker.wsgi.json.dumps(fields)
         client, server = socket.socketpair()
-        client.settimeout(20)
+        client.settimeout(60)
         self.sockets += client, server
         lines = (f"{method} {path} {protocol}", "Host: localhost", "Content-Type: application/json")
         client.sendall("\r\n".join([*lines, f"Content-Length: {len(body)}", "", body]).encode())

@@ -90,7 +90,8 @@ def test_every_measure_of_a_stream_is_right(server: MockServer, api: str) -> Non
     assert close(total / TOKENS, result["median_normalized_latency_ms"])
     assert result["output_lens"] == [TOKENS] * 30
     # Tokens that a busy machine reads together with the first have no gap.
-    assert all(0 < len(gaps) < TOKENS for gaps in result["itls"])
+    assert all(len(gaps) < TOKENS for gaps in result["itls"])
+    assert any(result["itls"])
     if api == "inference":
         assert result["median_queue_ms"] == pytest.approx(4)
         assert (outcomes[0].batch_mean, outcomes[0].batch_max) == (2.0, 3)
@@ -161,7 +162,7 @@ def test_events_are_cut_wherever_the_network_cut_them() -> None:
 def test_a_stalled_client_is_reported_as_lag(server: MockServer) -> None:
     server.ttft = 0.05
     stalls = iter([0.3])  # after the first answer
-    run = load.LoadRun(Target(server.url), trace(60), on_outcome=lambda o: time.sleep(next(stalls, 0)))
+    run = load.LoadRun(Target(server.url), trace(60, 0.03), on_outcome=lambda o: time.sleep(next(stalls, 0)))
     run.start()
     assert run.wait(60)
     outcomes = run.outcomes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import threading
+import time
 
 import pytest
 from rich.console import Console
@@ -27,7 +28,7 @@ def reported(monkeypatch: pytest.MonkeyPatch, terminal: bool, after: float) -> s
     out = io.StringIO()
     with Reporter(Console(file=out, force_terminal=terminal, width=60), state, after=after):
         if after < 1:
-            assert third.wait(30)
+            assert third.wait(60)
     return out.getvalue()
 
 
@@ -57,7 +58,8 @@ def test_the_time_left_is_that_of_the_pace_so_far() -> None:
     assert progress.remaining(1, 101, 6.0) == "10 min"
 
 
-def test_a_stage_is_named_with_its_count_where_it_has_one() -> None:
+def test_a_stage_is_named_with_its_count_where_it_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 7.0)
     stages = Stages("starting")
     assert stages._read() == State(0, None, "starting, 0 s")
     stages.at("packing weights", lambda: 3, 24, "layers")

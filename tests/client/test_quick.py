@@ -35,7 +35,7 @@ def test_it_sends_the_burst_and_then_a_rate_below_the_capacity_that_it_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with mock_server() as one, mock_server() as two:
-        two.ttft = 0.3  # far enough from the other on a busy machine, too
+        two.ttft = 0.8  # far enough from the other on a busy machine, too
         what = [f"fast={one.url}", f"slow={two.url}"]
         gone = f"gone=http://127.0.0.1:{free_port()}"
         assert compare.main([*what, gone, *SMALL, "--out", str(tmp_path), "--name", "x"], {}) == 1

@@ -121,7 +121,7 @@ def the_fifth_time_it_stops(server: Watched) -> None:
         dies("ALWAYS")(server)
     answer = server.ask("/inference", body("/inference", "ALWAYS"))
     assert answer.status == 503
-    assert server.process.wait(30) == 3
+    assert server.process.wait(60) == 3
     said = [line for line in server.output().splitlines() if line.startswith("error: the engine")]
     assert len(said) == 6, said
     assert all("steps within 60 s" in line for line in said[:5])

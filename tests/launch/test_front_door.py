@@ -1,6 +1,6 @@
 """Clients that are slow, silent or too many, against a real server: they lose their connection, nobody else anything.
 
-The server waits a second for bytes and has 240 connections, so that what takes long by default shows at once.
+The server waits three seconds for bytes and has 240 connections, so that what takes long by default shows soon.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from tests.support.servers import Server
 pytestmark = pytest.mark.process
 
 CONNECTIONS = 240
+PATIENCE = 3  # seconds
+SOON = 0.8 * PATIENCE  # for an answer that waits for none of those who are waited for
 START = b"POST /inference HTTP/1.1\r\nHost: localhost\r\n"
 HEAD = START + b"Content-Length: 100\r\n\r\n"
 SLOW_HEADER = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Begun:"
@@ -33,9 +35,9 @@ GREEDY = b"GET /web/uPlot.iife.min.js HTTP/1.1\r\nHost: localhost\r\n\r\n" * 120
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("front")
-    argv = ["dynamic", "--model", "mock:llm-mock@20",
+    argv = ["dynamic", "--model", "mock:llm-mock@10",
             "--max-queue", "100", "--max-batch-size", "8", "--max-connections", str(CONNECTIONS),
-            "--receive-timeout", "1", "--send-timeout", "1"]  # fmt: skip
+            "--receive-timeout", str(PATIENCE), "--send-timeout", str(PATIENCE)]  # fmt: skip
     with Server(folder / "log", *argv) as server:
         yield server
         assert "Traceback" not in server.output()
@@ -64,7 +66,7 @@ def clients(server: Server, number: int, first: bytes = b"") -> Iterator[list[so
 def health_seconds(server: Server, number: int) -> float:
     """Return how long /health took most of the time: who is made to wait waits each time. A slow machine gets three tries."""
     medians: list[float] = []
-    while len(medians) < 3 and (not medians or medians[-1] > 0.5):
+    while len(medians) < 3 and (not medians or medians[-1] > SOON):
         times = []
         for _ in range(number):
             began = time.monotonic()
@@ -84,7 +86,7 @@ def test_slow_headers_slow_bodies_and_readers_that_never_read_harm_nobody_and_ar
         clients(server, 12, GREEDY),  # each costs a hundred answers that nobody reads
     ):
         assert server.post(**asked).json["completion"] == alone
-        assert health_seconds(server, 50) < 0.8  # of the second that they are waited for
+        assert health_seconds(server, 50) < SOON
         assert {client.recv(1000) for client in slow_headers} == {b""}
         assert {client.recv(1000)[:12] for client in slow_bodies} == {b"HTTP/1.1 408"}
         wait_until(lambda: connections(server) <= before + 3)
@@ -95,7 +97,7 @@ def test_a_generation_may_take_longer_than_a_client_may_be_silent(server: Server
     began = time.monotonic()
     bodies = [{"prompt": f"{i}", "num_tokens": 1000} for i in range(4)]
     answers = server.burst(bodies)
-    assert time.monotonic() - began > 1, "the model is too fast for this test"
+    assert time.monotonic() - began > PATIENCE, "the model is too fast for this test"
     assert [answer.json["num_tokens"] for answer in answers] == [1000] * 4
 
 
@@ -106,7 +108,7 @@ def test_a_thousand_connections_that_say_nothing_take_no_thread_and_make_room(se
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1500), hard))
     before = connections(server)
     with clients(server, 1000) as silent:
-        assert health_seconds(server, 50) < 0.8
+        assert health_seconds(server, 50) < SOON
         assert server.post(prompt="x", num_tokens=3).status == 200
         assert connections(server) < CONNECTIONS + 100
         assert {client.recv(1) for client in silent[:: len(silent) - 1]} == {b""}
@@ -124,7 +126,7 @@ def test_a_server_without_file_descriptors_waits_for_some_and_goes_on(server: Se
             wait_until(lambda: "no file descriptor" in server.output())
     finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
-    assert health_seconds(server, 20) < 0.8
+    assert health_seconds(server, 20) < SOON
     assert server.workers == [pid]
 
 

@@ -24,7 +24,7 @@ from tests.support.servers import Answer, Server, read_answer
 
 pytestmark = pytest.mark.process
 
-MOCK = ("dynamic", "--model", "mock:llm-mock@4", "--max-batch-size", "4")
+MOCK = ("dynamic", "--model", "mock:llm-mock@2", "--max-batch-size", "4")
 SLOTS, QUEUE, FRONT_ENDS = 4, 8, 2
 PLACES = SLOTS + QUEUE
 JSON = {"Content-Type": "application/json"}
@@ -282,7 +282,7 @@ def test_a_front_end_that_is_killed_takes_nobody_with_it_and_is_replaced(server:
         held = [descriptors(pid) for pid in server.fronts]
         victim = server.fronts[held.index(max(held))]
         os.kill(victim, signal.SIGKILL)
-        wait_until(lambda: in_the_loop(server) < PLACES, 10)
+        wait_until(lambda: in_the_loop(server) < PLACES)
         wait_until(lambda: is_gone(victim))
         broken = len(select.select(socks, [], [], 0)[0])
         wait_until(lambda: in_the_loop(server) == PLACES - broken)
@@ -338,5 +338,5 @@ def test_all_processes_end_with_their_answers(number: int, tokens: int, status: 
     with (server := FrontEnds(tmp_path / "log", FRONT_ENDS, "--max-queue", str(QUEUE))):
         answers = act_beside_load(server, lambda: server.process.send_signal(number), tokens)
         assert {answer.status for answer in answers} == {status}
-        assert server.process.wait(30) == 0
+        assert server.process.wait(60) == 0
         assert "Traceback" not in server.output()

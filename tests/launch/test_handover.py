@@ -17,7 +17,7 @@ from tests.support import points, wait_until
 from tests.support.faults import arming
 from tests.support.servers import Answer, Server
 
-MODEL = ("dynamic", "--model", "mock:llm-mock@4", "--max-batch-size", "4")
+MODEL = ("dynamic", "--model", "mock:llm-mock@2", "--max-batch-size", "4")
 SLOTS, WAITING = 4, 6
 ERROR = "CUDA error: an illegal memory access was encountered"
 

@@ -65,7 +65,7 @@ def test_a_server_without_linux_serves_cancels_and_drains(tmp_path: Path) -> Non
     with Server(tmp_path / "log", "dynamic", "--model", "bard", **variables) as server:
         assert server.post(**body).json["completion"] == expected
         assert "falls back to PyTorch" not in server.output()  # the kernels were compiled, though without OpenMP
-        with socket.create_connection(("127.0.0.1", server.port), 20) as impatient:
+        with socket.create_connection(("127.0.0.1", server.port), 60) as impatient:
             text = b'{"prompt": "a", "num_tokens": 1000}'
             impatient.sendall(
                 b"POST /inference HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text)

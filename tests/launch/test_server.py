@@ -57,7 +57,7 @@ def test_the_server_is_ready_and_says_what_it_is(server: Server, checkpoint: Pat
 
 
 def test_sixty_four_at_once_are_one_batch(server: Server) -> None:
-    asked = [{"prompt": f"request {i}", "num_tokens": 200, "seed": i} for i in range(64)]
+    asked = [{"prompt": f"request {i}", "num_tokens": 500, "seed": i} for i in range(64)]
     answers = server.burst(asked)
     assert {answer.status for answer in answers} == {200}
     assert {answer.json["num_tokens"] for answer in answers} == {200}

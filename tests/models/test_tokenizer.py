@@ -280,7 +280,7 @@ def test_without_ranks_the_error_names_the_remedy_and_random_weights_borrow_bard
 def test_a_download_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     released = Event()
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: released.wait(30))
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: released.wait(60))
     with pytest.raises(TokenizerError, match=r"no answer within 0\.2 s"):
         ranks.from_tiktoken(timeout_s=0.2)
     released.set()

@@ -220,7 +220,7 @@ def test_a_tokenizer_that_does_not_end_is_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(general_bpe, "PROBE_SECONDS", 0.05)
     ends = threading.Event()
     with pytest.raises(TokenizerError, match=r"tokenizer.json .* backtracks"):
-        general_bpe.probe(lambda text: [ends.wait(20)], {}, "tokenizer.json")
+        general_bpe.probe(lambda text: [ends.wait(60)], {}, "tokenizer.json")
     ends.set()
     monkeypatch.setattr(general_bpe, "PROBE_SECONDS", 20)
     general_bpe.probe(lambda text: [0], {}, "tokenizer.json")

@@ -302,7 +302,7 @@ def test_the_latest_requests_begin_after_the_last_pause() -> None:
     assert latest([*first, *second[:2]], 200) == [*first, *second[:2]]  # two requests are too few
 
 
-def process(code: str, timeout: float = 30.0) -> WhatIf:
+def process(code: str, timeout: float = 120.0) -> WhatIf:
     recording, _, server = recorded("dynamic")
     return WhatIf(Server(server, recording), 1024, command=(sys.executable, "-c", code), timeout=timeout)
 
@@ -338,7 +338,7 @@ def test_the_blame_for_a_request_is_simulated_once() -> None:
 
 @pytest.mark.process
 def test_one_question_is_answered_at_a_time_and_in_bounded_time() -> None:
-    one = process("import sys; sys.stdin.read()", timeout=30.0)
+    one = process("import sys; sys.stdin.read()")
     kinds: list[str] = []
 
     def ask() -> None:

@@ -56,7 +56,7 @@ def served(policy: str) -> list[Step]:
     manager.enqueue_all(inferences)
     manager.start(policies.get_policy(policy, SLOTS))
     for inference in inferences:
-        inference.wait_for_completion(30)
+        inference.wait_for_completion(60)
     manager.stop()
     return steps(records)
 

@@ -65,7 +65,7 @@ class Machine:
         self, holder: str = "a", seconds: float = 20.0, policy: Policy | None = None, renews: bool = False
     ) -> None:
         lent = policy or policies.get_policy("dynamic", 2)
-        self.manager.inbox.switch(lent, 30, Lease(holder, seconds, renews))
+        self.manager.inbox.switch(lent, 60, Lease(holder, seconds, renews))
 
     def pass_time(self, seconds: float) -> None:
         self.clock.now += seconds
@@ -74,7 +74,7 @@ class Machine:
 
     def serve(self, count: int = 3) -> None:
         for one in [self.manager.enqueue(Inference("", 3, [1, 2])) for _ in range(count)]:
-            one.wait_for_completion(30)
+            one.wait_for_completion(60)
 
 
 @pytest.fixture
@@ -109,20 +109,20 @@ def test_who_holds_it_renews_it_with_another_policy_and_nobody_else_switches(mac
     assert machine.manager.policy_name == "nobatch"
     for lease in (None, Lease("b", 20), Lease("b", 20, renews=True)):
         with pytest.raises(InferenceError, match="5 s more") as error:
-            machine.manager.inbox.switch(policies.get_policy("static", 2), 30, lease)
+            machine.manager.inbox.switch(policies.get_policy("static", 2), 60, lease)
         assert error.value.kind == "conflict_error"
     machine.pass_time(5)
     wait_until(lambda: machine.manager.policy is machine.own)
     with pytest.raises(InferenceError, match="has ended"):
         machine.lend("a", renews=True)
-    machine.manager.inbox.switch(policies.get_policy("static", 2), 30)
+    machine.manager.inbox.switch(policies.get_policy("static", 2), 60)
     assert machine.manager.policy_name == "static"
 
 
 def test_a_lease_ends_at_once_and_without_one_nothing_changes(machine: Machine) -> None:
     machine.lend()
     for _ in range(2):
-        machine.manager.inbox.switch(None, 30)
+        machine.manager.inbox.switch(None, 60)
         assert machine.manager.policy is machine.own
 
 
@@ -149,10 +149,10 @@ def test_a_policy_that_cannot_be_kept_is_followed_by_one_like_it() -> None:
     manager = BatchingManager(model, max_batch_size=2)
     first = Stubborn(2)
     manager.start(first)
-    one = manager.enqueue(Inference("", 100, [1, 2]))
+    one = manager.enqueue(Inference("", 100_000, [1, 2]))  # it is still there in the end
     wait_until(lambda: one.output_ids)
-    manager.inbox.switch(policies.get_policy("nobatch", 2), 30, Lease("a", LONG))
-    manager.inbox.switch(None, 30)
+    manager.inbox.switch(policies.get_policy("nobatch", 2), 60, Lease("a", LONG))
+    manager.inbox.switch(None, 60)
     assert type(manager.policy) is Stubborn
     assert manager.policy is not first
     one.cancel()
@@ -167,13 +167,13 @@ def test_every_policy_can_be_kept_while_requests_come_and_go(name: str) -> None:
     asked = []
     for _ in range(6):
         asked += [manager.enqueue(Inference("", 1 + i, [i % 3, *range(i)], client="ab"[i % 2])) for i in range(9)]
-        manager.inbox.switch(policies.get_policy("dynamic", 3), 30, Lease("a", LONG))
+        manager.inbox.switch(policies.get_policy("dynamic", 3), 60, Lease("a", LONG))
         asked += [manager.enqueue(Inference("", 3, [i])) for i in range(4)]
-        manager.inbox.switch(None, 30)
+        manager.inbox.switch(None, 60)
         assert manager.policy is own
-    manager.inbox.switch(policies.get_policy("dynamic", 3), 30)  # which waits for nobody
+    manager.inbox.switch(policies.get_policy("dynamic", 3), 60)  # which waits for nobody
     for one in asked:
-        one.wait_for_completion(30)
+        one.wait_for_completion(60)
     assert manager.fallback.failures == 0
     assert manager.pages is not None
     wait_until(lambda: manager.pages.used == 0 and not manager.running)
@@ -201,7 +201,7 @@ def test_a_lease_by_the_api(client: FlaskClient) -> None:
     assert client.get("/policy").get_json()["policy"] == "static"
     assert client.delete("/policy/lease").get_json()["policy"] == before
     assert put("static", for_s=LONG, lease=lease).status_code == 409
-    assert put("nobatch", for_s=SHORT).get_json()["policy"] == "nobatch"
+    assert put("nobatch", for_s=SHORT).get_json()["policy"] in ("nobatch", before)  # it may have ended already
     wait_until(lambda: client.get("/policy").get_json()["policy"] == before)
     assert put("static", lease=lease).status_code == 400
     for wrong in (0, -1, 601, "20", True):

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[2]
-SOON = 20.0  # seconds that a test waits for what must come; none takes as long
+SOON = 60.0  # seconds that a test waits for what must come; none takes as long
 
 
 def points(quick: int, *rows: Any) -> list[Any]:

@@ -49,7 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         hub: FakeHub = self.server.hub  # type: ignore[attr-defined]
         hub.requests += 1
         if hub.status == 0:
-            hub.released.wait(30)
+            hub.released.wait(60)
         if hub.status != 200:
             return self.reply(hub.status or 500)
         path = self.path.partition("?")[0].removeprefix("/api/models").strip("/").split("/")
