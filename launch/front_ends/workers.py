@@ -16,7 +16,9 @@ from launch.worker.handover import MOST, Handover, written
 from launch.worker.worker import Worker
 
 RETRY_SECONDS = 0.02
-IDLE_SECONDS = 0.2  # without a request of a front end, after which the engine's process may end
+# Looks without a request of a front end, after which the engine's process may end. They are counted, as a busy machine lets
+# much time pass between two of them.
+IDLE_LOOKS = 10
 
 
 class PassOn(BaseException):
@@ -135,11 +137,9 @@ class EngineWorker(Worker):
 
     def _drain(self, service: Any, sig: int, seconds: float) -> None:
         """Wait for the requests that front ends have accepted, too, but leave a second for errors, as `drain` does."""
-        end = time.monotonic() + seconds
-        idle_at = time.monotonic()
-        while self.front_ends.links and time.monotonic() < min(end - 1.0, idle_at + IDLE_SECONDS):
-            if self.front_ends.open:
-                idle_at = time.monotonic()
+        end, idle = time.monotonic() + seconds, 0
+        while self.front_ends.links and time.monotonic() < end - 1.0 and idle < IDLE_LOOKS:
+            idle = 0 if self.front_ends.open else idle + 1
             time.sleep(POLL_SECONDS)
         super()._drain(service, sig, max(1.0, end - time.monotonic()))
 

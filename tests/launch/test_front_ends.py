@@ -312,11 +312,16 @@ def test_what_has_not_begun_is_answered_by_the_next_process_when_the_one_that_co
 
 def act_beside_load(server: FrontEnds, act: Callable[[], None], tokens: int) -> list[Answer]:
     """Have as many requests as there are places; return their answers, which come while `act` is done or after it."""
-    before = figures(server)["http"]["received"]
+
+    def accepted() -> int:
+        """Return how many have been answered or are in the loop: who was only received may still be refused."""
+        return int(figures(server)["requests"]) + in_the_loop(server)
+
+    before = accepted()
     with ExitStack() as stack:
         fields = ENDLESS | {"num_tokens": tokens}
         socks = [stack.enter_context(begin(server, fields)) for _ in range(PLACES)]
-        wait_until(lambda: figures(server)["http"]["received"] == before + PLACES)
+        wait_until(lambda: accepted() >= before + PLACES)
         act()
         return [*map(read_answer, socks)]
 
