@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -244,6 +245,7 @@ def test_too_little_and_a_policy_from_a_file_are_refused_with_the_reason(record:
 def test_an_experiment_in_vllm_ends_with_a_receipt(
     record: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(watch, "SWITCH_SECONDS", 60.0)
     shown, numbers = watching(record), itertools.count()
     with small_vllm() as adapter, following(shown):
         monkeypatch.setenv(adapter.SETTINGS, json.dumps({"policy": "dynamic+vtc", "record": str(record)}))
@@ -272,5 +274,6 @@ def test_an_experiment_in_vllm_ends_with_a_receipt(
     found = json.loads(out)
     assert (found["done"], found["ended"], len(found["clients"])) == (3, "", 2)
     assert found["requests"] > 20
-    assert "predicted change of E2E mean from dynamic to dynamic+sjf" in err
+    # A simulation has the lowest priority.
+    assert re.search("predicted change of E2E mean from dynamic to dynamic.sjf|no prediction: .*within", err)
     assert "Then dynamic+vtc serves again" in err
