@@ -26,7 +26,7 @@ from app import create_app
 from config import Config
 from observe.queued_log import QueuedLog
 from serving.places import Places
-from tests.support import in_background, wait_until
+from tests.support import SOON, in_background, wait_until
 from tests.support.fakes import FakeModel, fake_engine, places_taken
 
 
@@ -279,7 +279,7 @@ def logged(app: Flask) -> io.StringIO:
 
 
 def lines(app: Flask, stream: io.StringIO) -> list[dict[str, Any]]:
-    service(app).access_log.flush()
+    service(app).access_log.flush(SOON)
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 

@@ -17,7 +17,7 @@ from app import create_app
 from config import Config
 from models.sources import hub
 from observe.queued_log import QueuedLog
-from tests.support import ROOT
+from tests.support import ROOT, SOON
 from tests.support.fakes import FakeModel, fake_engine
 
 SECRET = "the-secret-of-the-prompt"
@@ -79,7 +79,7 @@ def test_no_prompt_and_no_answer_reaches_a_log(
     ):  # fmt: skip
         client.post(path, json=body).close()
     engine.manager.stop()
-    service.access_log.flush()
+    service.access_log.flush(SOON)
     said = capfd.readouterr()
     everything = lines.getvalue() + caplog.text + said.out + said.err
     assert lines.getvalue().count("\n") == len(EVERY) + 4

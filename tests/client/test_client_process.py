@@ -47,7 +47,7 @@ def test_it_starts_all_three_ways_without_the_server(
     command: list[str], folder: str, server: MockServer, alone: Path
 ) -> None:
     process = started([*command, "--burst", "--numsamples", "3"], alone / folder, server)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert json.loads(out.splitlines()[-1])["completed"] == 3
     assert "IP is not set" not in err
@@ -56,14 +56,14 @@ def test_it_starts_all_three_ways_without_the_server(
 @pytest.mark.parametrize("program", points(1, "compare", "sweep", "top", "batch", "chat", "graph"))
 def test_each_program_starts_without_the_server(program: str, alone: Path) -> None:
     command = [sys.executable, "-m", f"client.{program}", "--help"]
-    result = subprocess.run(command, cwd=alone, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=alone, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("script", points(2, "app.py", "client/client.py", "client/graph.py"))
 def test_a_python_without_packages_gets_one_line_with_the_remedy(script: str) -> None:
     command = [sys.executable, "-S", script, "--help"]  # without the packages that are installed
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert "pip install -r" in result.stderr
 
@@ -73,7 +73,7 @@ def test_ctrl_c_stops_sending_and_sums_up_what_finished(server: MockServer) -> N
     process = started(command, ROOT, server, IP="127.0.0.1")
     wait_until(lambda: server.asked)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     result = json.loads(out.splitlines()[-1])
     assert process.returncode == 1
     assert result["completed"] >= 1
@@ -93,7 +93,7 @@ def test_a_second_ctrl_c_leaves_at_once(server: MockServer) -> None:
     while "stopped sending" not in process.stderr.readline():
         assert process.poll() is None
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 130  # and not 1, as after the time that a first Ctrl-C grants
     assert "Traceback" not in err
 

@@ -103,7 +103,7 @@ def of_the_terminal(events: list[Event]) -> list[dict[str, Any]]:
 )
 def test_the_terminal_shows_what_the_live_page_shows(events: list[Event]) -> None:
     command = [str(NODE), "-e", PAGE, str(ROOT / "web" / "model.js")]
-    done = subprocess.run(command, input=json.dumps(events), capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, input=json.dumps(events), capture_output=True, text=True, check=True, timeout=300)
     pages = [json.loads(line) for line in done.stdout.splitlines()]
     shown = of_the_terminal(events)
     assert len(pages) == len(shown) > 5

@@ -61,7 +61,7 @@ def ran(folder: Path, script: str, *arguments: str, **environ: str) -> tuple[int
     names = {"PATH": str(folder.parent / "bin"), "PYTHON": str(folder.parent / "python"), "CALLS": str(calls)}
     result = subprocess.run(
         [folder / script, *arguments],
-        capture_output=True, text=True, timeout=120, cwd=folder.parent,
+        capture_output=True, text=True, timeout=300, cwd=folder.parent,
         env={"SYSTEM": "Linux x86_64", "PIP_CONFIG": "global.index-url='https://mirror.invalid'", **names, **environ},
     )  # fmt: skip
     assert result.stdout == "" or script == "eb"

@@ -70,7 +70,7 @@ def test_a_loop_that_catches_everything_ends_the_process_with_the_sentence(tmp_p
         "with hook_limit.limited(0.1):\n    check(sys.argv[1], 8)"
     )
     ended = subprocess.run(
-        [sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, str(path)], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert ended.returncode == 1
     assert "error: order() of loop.py, line" in ended.stderr

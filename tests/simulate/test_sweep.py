@@ -167,7 +167,7 @@ def test_the_notebook_runs_in_another_folder(tmp_path: Path) -> None:
         env=env,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.count("shown") == 2
@@ -185,7 +185,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         while process.poll() is None and len([*out.glob("runs/*.json")]) < 4:
             time.sleep(0.05)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does, to all processes of the command
-        _, words = process.communicate(timeout=120)
+        _, words = process.communicate(timeout=300)
     assert process.returncode == 130, words
     assert "Traceback" not in words
     summary = json.loads((out / "summary.json").read_text())

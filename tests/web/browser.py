@@ -41,7 +41,7 @@ class Tab:
         # Pages of one context share a process, which takes longer to begin than they do.
         self.context = browser.contexts[0] if browser.contexts else browser.new_context()
         self.page = self.context.new_page()
-        self.page.set_default_timeout(120_000)
+        self.page.set_default_timeout(300_000)
         self.page.emulate_media(**media)
         if viewport is not None:
             self.page.set_viewport_size(viewport)
@@ -84,7 +84,7 @@ class Tab:
         self.until("EB.page.model !== EB.page.live")
         return self.page
 
-    def until(self, condition: str, seconds: float = 120.0) -> None:
+    def until(self, condition: str, seconds: float = 300.0) -> None:
         """Ask again and again; playwright's own waiting would need eval, which the page forbids."""
         wait_until(lambda: self.page.evaluate(f"Boolean({condition})"), seconds)
 

@@ -16,7 +16,7 @@ from tests.support.servers import Server
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    flags = ("--model", "mock:llm-mock@5", "--max-batch-size", "8")
+    flags = ("--model", "mock:llm-mock@3", "--max-batch-size", "8")
     with Server(log, "static", *flags, "--dashboard-show-text", "on") as server:
         yield server
 
