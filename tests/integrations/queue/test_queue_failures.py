@@ -302,7 +302,8 @@ def test_a_kept_connection_that_the_upstream_has_closed_costs_nothing(monkeypatc
     run_async(asyncio.wait_for(run(), 180))
 
 
-def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back() -> None:
+def test_mixed_requests_are_each_answered_once_and_every_slot_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upstreams, "PATIENCE_SECONDS", 120.0)  # both upstreams rest again and again
     faults = ["", "", "", "500", "close", "midclose", "miderror", "429"]
 
     async def test(front: Front) -> None:
