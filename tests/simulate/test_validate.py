@@ -267,7 +267,7 @@ def test_a_real_server_is_measured_step_by_step(capsys: pytest.CaptureFixture[st
     rows = sum(int(size) * count for size, count in run["batch_sizes"]["measured"].items())
     assert rows == tokens  # each row of a step is a token, since no prompt is cut
     assert max(map(int, run["batch_sizes"]["measured"])) <= 4
-    assert 0 <= run["agreement"] <= 1  # how much depends on what else the machine does
+    assert 0 < run["agreement"] <= 1  # how much more depends on what else the machine does
 
 
 def test_a_server_that_does_not_start_is_told_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
