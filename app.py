@@ -122,11 +122,12 @@ def start(
     on_failure: Callable[[Exception], None] = lambda error: None,
     on_death: Callable[[str], None] = lambda reason: None,
     on_ready: Callable[[], None] = lambda: None,
+    on_load: Callable[[LoadedEngine], None] = lambda engine: None,
 ) -> threading.Thread:
     """Load the model and run the loop, once, in the background; until then the app answers 503.
 
-    `on_failure` is called with the error when the model cannot be loaded, `on_ready` when it is, and `on_death` with the
-    reason when the loop fails later.
+    `on_failure` is called with the error when the model cannot be loaded, `on_load` with the engine before any request
+    reaches it, `on_ready` when it serves, and `on_death` with the reason when the loop fails later.
     """
     service: Service = app.extensions["service"]
 
@@ -134,6 +135,7 @@ def start(
         began = time.perf_counter()
         try:
             engine = load_engine(service.config, on_death)
+            on_load(engine)
             connect(service, engine)
         except Exception as error:  # the server must report any failure instead of loading forever
             if not isinstance(error, (ValueError, OSError, MemoryError, RuntimeError)):

@@ -11,11 +11,11 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from itertools import count
-from typing import Any
+from typing import IO, Any
 
 from launch.front_ends.workers import EngineWorker, FrontWorker
 from launch.worker.handover import Handover
-from serving.places import Place, Places
+from serving.places import Places
 
 ENGINE = 0  # the number of the engine's process; front ends have 1, 2, ...
 
@@ -25,7 +25,7 @@ class Channel:
 
     def __init__(self, front_ends: int) -> None:
         self.handover = Handover()
-        self.counts = mmap.mmap(-1, 8 * (front_ends + 2))
+        self.counts = mmap.mmap(-1, 8 * (front_ends + 1))
         self.lock = tempfile.TemporaryFile()  # noqa: SIM115  it is open as long as the server runs
 
     def cast(self, worker: Any, others: Iterable[Any]) -> None:
@@ -37,75 +37,38 @@ class Channel:
         worker.__class__ = FrontWorker if worker.number else EngineWorker  # gunicorn knows one class for all workers
 
 
+class SharedLock:
+    """Excludes the other threads of this process, and the other processes. The kernel takes it from one that dies."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._threads, self._file = threading.Lock(), file
+
+    def __enter__(self) -> None:
+        self._threads.acquire()
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *error: object) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+        self._threads.release()
+
+
 class SharedPlaces(Places):
-    """The places of a server, of which each process counts what it has taken, in memory that they share.
+    """The places of a server, of which each process counts what it has taken, in memory that they share."""
 
-    The kernel gives the lock of a process that dies back, and the engine's process its places.
-    """
-
-    def __init__(self, channel: Channel, number: int) -> None:
-        self.lock = threading.Lock()
-        self._file = channel.lock
-        self._counts = memoryview(channel.counts).cast("q")  # the limit, then what each process has taken
-        self._own = number + 1
-        self._counts[self._own] = 0  # of the process before
-
-    @property
-    def limit(self) -> int:
-        return self._counts[0]
-
-    @limit.setter
-    def limit(self, limit: int) -> None:
-        self._counts[0] = limit
-
-    @property
-    def taken(self) -> int:  # type: ignore[override]
-        return sum(self._counts[1:])
-
-    def take(self, n: int = 1) -> bool:
-        with self.lock:
-            fcntl.lockf(self._file, fcntl.LOCK_EX)
-            try:
-                if self.taken + n > self.limit:
-                    return False
-                self._counts[self._own] += n
-                return True
-            finally:
-                fcntl.lockf(self._file, fcntl.LOCK_UN)
-
-    def give_back(self, n: int) -> None:
-        with self.lock:
-            self._counts[self._own] -= n
-
-    def lend(self) -> Place | None:
-        return SharedPlace(self) if self.take() else None
-
-    def free(self, number: int) -> None:
-        """Give back all that a process had taken, because it has ended."""
-        self._counts[number + 1] = 0
-
-
-class SharedPlace(Place):
-    """The places of one HTTP request."""
-
-    def give_back(self) -> None:
-        with self._places.lock:
-            n, self.count = self.count, 0
-        self._places.give_back(n)
-
-
-class FormerPlaces(Places):
-    """The places of an inbox until it got `SharedPlaces`, which gets back what these had lent."""
-
-    successor: SharedPlaces
+    def __init__(self, channel: Channel, number: int, limit: int = 0) -> None:
+        self.limit, self.lock = limit, SharedLock(channel.lock)  # type: ignore[assignment]
+        self._counts, self._own = memoryview(channel.counts).cast("q"), number
+        self.free(number)  # of the process before
 
     @property
     def taken(self) -> int:
-        return 0
+        return sum(self._counts)
 
     @taken.setter
-    def taken(self, more: int) -> None:
-        self.successor.give_back(-more)
+    def taken(self, taken: int) -> None:
+        self._counts[self._own] += taken - self.taken
 
-    def take(self, n: int = 1) -> bool:
-        return self.successor.take(n)
+    def free(self, number: int) -> None:
+        """Give back all that a process had taken, because it has ended."""
+        with self.lock:
+            self._counts[number] = 0

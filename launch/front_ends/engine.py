@@ -7,13 +7,15 @@ import logging
 import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from operator import attrgetter
-from typing import Any
+from typing import Any, cast
 
 from api.service import LoadedEngine, Service
 from launch.front_ends import wire
-from launch.front_ends.channel import ENGINE, Channel, FormerPlaces, SharedPlaces
+from launch.front_ends.channel import ENGINE, Channel, SharedPlaces
 from scheduling.iteration import Iteration
+from scheduling.sequence import Sequence
 from serving.inference import Inference, InferenceError, cancel_all, failure
 from serving.recovery import blames_kernels
 from serving.wakeup import Wakeup
@@ -25,26 +27,21 @@ fields_of = attrgetter(*wire.FIELDS)
 
 
 class FrontEnds:
-    """All links of the engine's process. `service` has its engine when the first one begins."""
+    """All links of the engine's process, which wait until that has an engine."""
 
-    def __init__(self, service: Service, channel: Channel) -> None:
+    engine: LoadedEngine
+
+    def __init__(self, service: Service) -> None:
         self.service = service
         self.links: list[Link] = []
         self.asked_by: dict[str, tuple[Link, str]] = {}  # by the id of an inference: who asked, and its id there
         self.ready = threading.Event()
-        self._places = SharedPlaces(channel, ENGINE)
 
-    def begin(self, engine: LoadedEngine) -> None:
-        """Let front ends take places and send requests."""
-        inbox = engine.manager.inbox
-        former: Any = inbox.places
-        with former.lock:
-            self._places.limit, own = former.limit, former.taken
-            self._places.give_back(-own)
-            inbox.places = former.successor = self._places
-            former.__class__ = FormerPlaces  # handlers have some: they have seen the engine since before
+    def connect(self, engine: LoadedEngine, channel: Channel) -> None:
+        """Share the places of an engine that has not lent any, and observe its loop."""
+        self.engine, inbox = engine, engine.manager.inbox
+        inbox.places = SharedPlaces(channel, ENGINE, inbox.places.limit)
         engine.manager.observers.append(self._observe)
-        self.ready.set()
 
     def link(self, sock: socket.socket, number: int) -> None:
         """Serve the front end of this number, which has opened a link."""
@@ -62,7 +59,8 @@ class FrontEnds:
         for inference in left:
             if asked := self.asked_by.pop(inference.id, None):
                 link, id = asked
-                link.ended.append((id, inference))
+                seq = inference.sequence
+                link.ended.append((id, seq, inference.error or failure(seq.error)))
         for link in self.links:
             if link.ended or link.streams:
                 link.wakeup.notify()
@@ -75,7 +73,7 @@ class FrontEnds:
         error = InferenceError("cancelled", "its front end has ended")
         cancel_all([(inference, error) for inference in link.open.copy().values()])
         if all(other.number != link.number for other in self.links):  # or it took its own place, with places of its own
-            self._places.free(link.number)
+            cast(SharedPlaces, self.engine.manager.inbox.places).free(link.number)
 
 
 class Link:
@@ -87,101 +85,90 @@ class Link:
         # By the front end's ids. The loop appends to `ended`; what has ended leaves the others when it is sent.
         self.open: dict[str, Inference] = {}
         self.streams: dict[str, int] = {}  # and how many of its tokens were sent
-        self.ended: deque[tuple[str, Inference | InferenceError]] = deque()
+        self.ended: deque[tuple[str, Sequence, InferenceError | None]] = deque()
         self.unanswered = 0  # HTTP requests
         self._front_ends = front_ends
         self._sock = sock
-        self._policy: Any = None  # that the front end knows
 
     def read(self) -> None:
         """Take in what the front end sends, until it ends."""
         self._front_ends.ready.wait()
         threading.Thread(target=self._write, name=f"to-front-{self.number}", daemon=True).start()
-        meters = self._front_ends.service.meters
+        acts: dict[str, Callable[..., None]] = {"ask": self._ask, "end": self._end, "count": self._count}
         try:
-            for ended, counted, asked in wire.messages(self._sock):
-                for request in asked:
-                    self._ask(*request)
-                # Looked up once, since the other thread forgets what it has sent.
-                known = [(found, error) for id, error in ended if (found := self.open.get(id)) is not None]
-                cancel_all([(inference, InferenceError(*error)) for inference, error in known if error])
-                for inference in [inference for inference, error in known if error is None]:
-                    inference.end_early()
-                for name, *values in counted:
-                    getattr(meters, name)(*values)
-                    self.unanswered += values[0] if name == "arrived" else -values[-1]
+            for entries in wire.messages(self._sock):
+                for act, *values in entries:
+                    acts[act](*values)
         finally:
             with contextlib.suppress(OSError):
                 self._sock.shutdown(socket.SHUT_RDWR)  # which ends the other thread
             self._front_ends.close(self)
 
     def _ask(
-        self, id: str, name: str, prompt: str, ids: bytes, length: int, follows: bool, call: Any, options: Any
+        self, id: str, name: str, prompt: str, ids: list[int], length: int, follows: bool, call: Any, options: Any
     ) -> None:
         """Put a request into the queue; `name` is the id by which clients know it, `follows` whether its tokens are sent."""
-        service, asked_by = self._front_ends.service, self._front_ends.asked_by
-        assert service.engine is not None
+        service, engine, asked_by = self._front_ends.service, self._front_ends.engine, self._front_ends.asked_by
         name = service.registry.expect(name)
         asked_by[name] = self, id
         try:
-            inference = self.open[id] = service.engine.make_inference(
-                prompt, length, wire.unpacked(ids), id=name, wakeup=Wakeup() if follows else None,
+            inference = self.open[id] = engine.make_inference(
+                prompt, length, ids, id=name, wakeup=Wakeup() if follows else None,
                 call=service.programs.begin(*call) if call else None, **options,
             )  # fmt: skip
             if follows:
                 self.streams[id] = 0
-            service.engine.manager.enqueue_all([inference])
+            engine.manager.enqueue_all([inference])
         except Exception as error:
             del asked_by[name]
             service.registry.drop(name)
             if not isinstance(error, InferenceError):
                 log.exception("a request of a front end failed")
-            self.ended.append((id, failure(error) or InferenceError("server_error", "")))
+            self.ended.append((id, Sequence([], 0), failure(error)))
             self.wakeup.notify()
+
+    def _end(self, id: str, error: tuple[Any, ...] | None) -> None:
+        """End a request before its last token, unless it has ended by itself."""
+        if (inference := self.open.get(id)) is not None:
+            inference.end_early() if error is None else inference.cancel(InferenceError(*error))
+
+    def _count(self, name: str, *values: Any) -> None:
+        """Make a call to the meters, which counts HTTP requests that came or were answered."""
+        getattr(self._front_ends.service.meters, name)(*values)
+        self.unanswered += values[0] if name == "arrived" else -values[-1]
 
     def _write(self) -> None:
         """Send what is new, until the front end ends."""
-        engine = self._front_ends.service.engine
-        facts = {name: getattr(engine, name) for name in wire.FACTS}
-        try:
-            wire.send(self._sock, facts | {"has_adapters": engine is not None and engine.adapters is not None})
+        with contextlib.suppress(OSError):
+            wire.send(self._sock, {name: getattr(self._front_ends.engine, name) for name in wire.FACTS})
             while True:
                 wire.send(self._sock, self._news())
                 self.wakeup.wait(BEAT_SECONDS)
-        except OSError:
-            return
 
     def _news(self) -> tuple[Any, ...]:
         """Return the next message."""
         ended = []
         for _ in range(len(self.ended)):
-            id, what = self.ended.popleft()
+            id, seq, error = self.ended.popleft()
             self.open.pop(id, None)
-            sent = self.streams.pop(id, 0)
-            if isinstance(what, InferenceError):  # it was refused
-                ended.append((id, b"", wire.reason(what), ()))
-                continue
-            seq = what.sequence
-            error = what.error or failure(seq.error)
-            ended.append((id, wire.packed(seq.output_ids[sent:]), wire.reason(error), fields_of(seq)))
+            ended.append((id, seq.output_ids[self.streams.pop(id, 0) :], wire.reason(error), fields_of(seq)))
         tokens = []
         for id, sent in list(self.streams.items()):
             inference = self.open.get(id)
             if inference is not None and (ready := inference.ready) > sent:
-                tokens.append((id, wire.packed(inference.sequence.output_ids[sent:ready])))
+                tokens.append((id, inference.sequence.output_ids[sent:ready]))
                 self.streams[id] = ready
         return self._state(), tokens, ended
 
     def _state(self) -> tuple[Any, ...]:
         """Return what a front end must know of the loop before its next request."""
-        engine = self._front_ends.service.engine
-        assert engine is not None
-        manager, inbox = engine.manager, engine.manager.inbox
-        policy, self._policy = self._policy, manager.policy
-        news = None
-        if self._policy is not None and policy is not self._policy:
-            evict = () if manager.pages is None else (manager.pages.evict.uses,)
-            news = self._policy.name, self._policy.estimates, (*self._policy.claims.uses, *evict)
+        manager = self._front_ends.engine.manager
+        inbox, policy = manager.inbox, manager.policy
+        assert policy is not None
+        uses = policy.claims.uses if manager.pages is None else (*policy.claims.uses, manager.pages.evict.uses)
         ended = inbox.failure if inbox.is_closed else None
         can_repeat = ended is not None and blames_kernels(manager.recovery.fatal)
-        return inbox.heartbeat, inbox.queued_tokens, inbox.retry_after(), ended, can_repeat, news
+        return (
+            inbox.heartbeat, inbox.queued_tokens, inbox.retry_after(), inbox.places.limit, ended, can_repeat,
+            policy.name, policy.estimates, tuple(uses),
+        )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -52,57 +53,29 @@ class Names(Programs):
 class SentMeters(Meters):
     """Passes the counts of a front end's HTTP requests on to the engine's process."""
 
-    def __init__(self, send: Callable[[], None]) -> None:
+    def __init__(self, link: Link) -> None:
         super().__init__()
-        self._send = send
-        self.calls: deque[tuple[Any, ...]] = deque()
+        self._link = link
 
     def arrived(self, n: int = 1) -> None:
-        self.calls.append(("arrived", n))
+        self._link.outbox.append(("count", "arrived", n))  # which is sent with the request
 
     def answered(self, *answer: Any, **more: Any) -> None:
-        self.calls.append(("answered", *answer, *more.values()))
-        self._send()
+        self._link.send([("count", "answered", *answer, *more.values())])
 
 
-class FrontInbox(Inbox):
-    """An inbox whose loop runs in another process."""
-
-    def __init__(self, link: Link, places: SharedPlaces, max_tokens: float, pages: PagePool | None) -> None:
-        super().__init__(1, max_tokens, pages)
-        self.places, self._link, self.retry_seconds = places, link, 1
-        self.by_id: dict[str, Inference] = {}
-
-    def deliver(self, inferences: list[Inference]) -> bool:
-        with self.changed:
-            if self.is_closed:
-                return False
-            for inference in inferences:
-                self.open[inference.sequence] = self.by_id[inference.id] = inference
-                inference.is_received = True
-        self._link.ask(inferences)
-        return True
-
-    def remove(self, ended: list[Inference]) -> None:
-        self._link.end(ended)
-
-    def has_lost(self, inference: Inference) -> bool:
-        return False  # the other process looks after it
-
-    def retry_after(self) -> int:
-        return self.retry_seconds
-
-
-class Link:
-    """A link to the engine's process, for as long as that runs."""
+class Link(Inbox):
+    """A link to the engine's process, for as long as that runs: an inbox whose loop runs there."""
 
     def __init__(self, service: Service, places: SharedPlaces, tokenizer: Any, sock: socket.socket) -> None:
+        super().__init__(1, service.config.max_queue_tokens)
+        self.places, self.retry_seconds = places, 1
         self.is_lost = False  # the other process has ended, while this one goes on
         self.carries = False  # whether requests may come; some policies tell clients what only that process knows
-        self._service, self._places, self._tokenizer, self._sock = service, places, tokenizer, sock
+        self.outbox: deque[tuple[Any, ...]] = deque()  # with a few entries for each place at most
+        self._service, self._tokenizer, self._sock = service, tokenizer, sock
         self._wakeup = Wakeup()
-        self._asked: deque[tuple[Any, ...]] = deque()  # both have at most one entry for each place
-        self._ended: deque[tuple[str, Any]] = deque()
+        self._by_id: dict[str, Inference] = {}
         self._make: Callable[..., Inference] = plugin.read(os.environ).maker(inference_maker(tokenizer))
 
     def run(self) -> None:
@@ -110,34 +83,32 @@ class Link:
         news = wire.messages(self._sock)
         if (facts := next(news, None)) is not None:
             engine = self._engine(**facts)
-            manager, inbox = engine.manager, cast(FrontInbox, engine.manager.inbox)
-            writer = threading.Thread(target=self._write, name="to-engine", daemon=True)
             for state, tokens, ended in news:
+                self._note(engine.manager, *state)
                 if self._service.engine is not engine:
-                    self._service.meters = SentMeters(self._wakeup.notify)
-                    self._service.engine = engine
-                    writer.start()
-                self._note(manager, inbox, *state)
-                self._take_in(manager, inbox, tokens, ended)
-            if not inbox.is_closed:
+                    self._service.meters, self._service.engine = SentMeters(self), engine
+                    threading.Thread(target=self._write, name="to-engine", daemon=True).start()
+                self._take_in(engine.manager, tokens, ended)
+            if not self.is_closed:
                 self.is_lost = not self._service.draining
             self.carries = False  # `service.engine` stays until the next one: handlers use it
-            manager.give_up(CLOSING)
+            engine.manager.give_up(CLOSING)
             self._wakeup.notify()
         self._sock.close()
 
-    def _engine(self, has_adapters: bool, **facts: Any) -> LoadedEngine:
+    def _engine(self, **facts: Any) -> LoadedEngine:
         """Return what the app takes for the engine."""
         config = self._service.config
-        pages = PagePool(facts["n_pages"], facts["page_size"], prefix_cache=False, window=facts["window"])
+        self._pages = PagePool(facts["n_pages"], facts["page_size"], prefix_cache=False, window=facts["window"])
         manager = BatchingManager(cast(Any, None), make_inference=self._make_inference)
-        manager.inbox = FrontInbox(self, self._places, config.max_queue_tokens, pages)
+        manager.inbox = self
         manager._thread = threading.current_thread()
         manager.listeners.append(self._service.registry.on_arrival)
         manager.on_leave.append(self._service.registry.observe)
+        elsewhere = cast(Any, Elsewhere())
         return LoadedEngine(
-            **facts, model=cast(Any, None), tokenizer=self._tokenizer, manager=manager, make_inference=self._make_inference,
-            adapters=cast(Any, Elsewhere()) if has_adapters else None, grammars=cast(Any, Elsewhere()),
+            **facts, model=elsewhere, tokenizer=self._tokenizer, manager=manager, make_inference=self._make_inference,
+            adapters=elsewhere if config.adapters or config.adapter_folders else None, grammars=elsewhere,
         )  # fmt: skip
 
     def _make_inference(self, prompt: str, length: int, ids: list[int] | None = None, **options: Any) -> Inference:
@@ -153,75 +124,84 @@ class Link:
         prompt = prompt if self._service.config.dashboard_show_text else ""
         follows = inference.wakeup is not None or context.ends_early
         inference.asked = (  # type: ignore[attr-defined]
-            inference.id, context.id, prompt, wire.packed(inference.sequence.prompt_ids), length, follows,
+            inference.id, context.id, prompt, inference.sequence.prompt_ids, length, follows,
             call and (call.program, call.session, call.parent), options,
         )  # fmt: skip
         return inference
 
-    def ask(self, inferences: list[Inference]) -> None:
-        """Send requests."""
-        self._asked.extend(inference.__dict__.pop("asked") for inference in inferences)
-        self._wakeup.notify()
+    def deliver(self, inferences: list[Inference]) -> bool:
+        with self.changed:
+            if self.is_closed:
+                return False
+            for inference in inferences:
+                self.open[inference.sequence] = self._by_id[inference.id] = inference
+                inference.is_received = True
+        self.send([("ask", *inference.__dict__.pop("asked")) for inference in inferences])
+        if any(inference.is_finished for inference in inferences):  # whose client has left in between
+            self.remove(inferences)
+        return True
 
-    def end(self, inferences: list[Inference]) -> None:
-        """Tell of requests that ended before their last token."""
-        self._ended.extend((inference.id, wire.reason(inference.error)) for inference in inferences)
+    def remove(self, ended: list[Inference]) -> None:
+        self.send([("end", inference.id, wire.reason(inference.error)) for inference in ended])
+
+    def has_lost(self, inference: Inference) -> bool:
+        return False  # the other process looks after it
+
+    def retry_after(self) -> int:
+        return self.retry_seconds
+
+    def send(self, entries: list[tuple[Any, ...]]) -> None:
+        """Send requests, ends of requests, and counts."""
+        self.outbox.extend(entries)
         self._wakeup.notify()
 
     def _write(self) -> None:
-        meters = cast(SentMeters, self._service.meters)
-        while self._service.meters is meters and not self.is_lost:
-            self._wakeup.wait(1.0)
-            # The requests last: that of each end is among them, or was sent before.
-            new = [[each.popleft() for _ in range(len(each))] for each in (self._ended, meters.calls, self._asked)]
-            try:
-                wire.send(self._sock, new)
-            except OSError:
-                return
+        with contextlib.suppress(OSError):  # the other process has ended
+            while True:
+                self._wakeup.wait(1.0)
+                wire.send(self._sock, [self.outbox.popleft() for _ in range(len(self.outbox))])
 
     def _note(
-        self, manager: BatchingManager, inbox: FrontInbox, heartbeat: float, queued: int, retry_seconds: int,
-        ended: str | None, can_repeat: bool, policy: tuple[str, bool, tuple[str, ...]] | None,
+        self, manager: BatchingManager, heartbeat: float, queued: int, retry_seconds: int, limit: int, ended: str | None,
+        can_repeat: bool, name: str, estimates: bool, uses: tuple[str, ...],
     ) -> None:  # fmt: skip
         """Note the state of the loop."""
-        inbox.heartbeat, inbox.queued_tokens, inbox.retry_seconds = heartbeat, queued, retry_seconds
-        if policy is not None:
-            name, estimates, uses = policy
-            self.carries = not estimates
-            claims = SimpleNamespace(uses=uses)
-            manager._first_policy = cast(Any, SimpleNamespace(name=name, estimates=False, claims=claims))
-        if ended is not None and not inbox.is_closed:
+        self.heartbeat, self.queued_tokens, self.retry_seconds = heartbeat, queued, retry_seconds
+        self.places.limit, self.carries = limit, not estimates
+        policy = SimpleNamespace(name=name, estimates=False, claims=SimpleNamespace(uses=uses))
+        manager._first_policy = cast(Any, policy)
+        if ended is not None and not self.is_closed:
             self.is_lost = can_repeat
             manager.give_up(ended)
 
-    def _take_in(self, manager: BatchingManager, inbox: FrontInbox, tokens: Any, ended: Any) -> None:
+    def _take_in(self, manager: BatchingManager, tokens: Any, ended: Any) -> None:
         """Do what the loop does after a step: tell those who wait of new tokens, and of what has ended."""
-        for id, data in tokens:
-            if (inference := inbox.by_id.get(id)) is not None:
-                _extend(inference, data)
+        for id, new in tokens:
+            if (inference := self._by_id.get(id)) is not None:
+                _extend(inference, new)
                 inference.publish_tokens()
         sequences = []
-        for id, data, error, values in ended:
-            if (inference := inbox.by_id.pop(id, None)) is None:
+        for id, new, error, values in ended:
+            if (inference := self._by_id.pop(id, None)) is None:
                 continue
-            _extend(inference, data)
+            _extend(inference, new)
             seq = inference.sequence
             for name, value in zip(wire.FIELDS, values):
                 setattr(seq, name, value)
             seq.error = None if error is None else InferenceError(*error)
             seq.state = "finished"
             sequences.append(seq)
-        if left := inbox.finish(sequences):
+        if left := self.finish(sequences):
             notify(manager.on_leave, None, left)
             complete(left)
         if tokens:
             self._service.socket_writer.observe(True, left)
 
 
-def _extend(inference: Inference, data: bytes) -> None:
+def _extend(inference: Inference, tokens: list[int]) -> None:
     seq = inference.sequence
     try:
-        for token in wire.unpacked(data):
+        for token in tokens:
             seq.output_ids.append(token)
             if seq.stop is not None:
                 seq.stop(token)  # which notes where the text ends, as it did in the other process

@@ -6,8 +6,9 @@ import os
 import socket
 import threading
 import time
-from typing import TextIO, cast
+from typing import cast
 
+from api.service import LoadedEngine
 from launch.front_ends.channel import SharedPlaces
 from launch.front_ends.engine import FrontEnds
 from launch.front_ends.front import Link, Names
@@ -23,12 +24,14 @@ class ComputingProcess(EngineProcess):
     """The one process that computes."""
 
     def _load(self) -> None:
-        self._worker.front_ends = FrontEnds(self._service, self._worker.channel)
+        self._worker.front_ends = FrontEnds(self._service)
         super()._load()
 
+    def _connect(self, engine: LoadedEngine) -> None:
+        self._worker.front_ends.connect(engine, self._worker.channel)
+
     def _begin(self) -> None:
-        assert self._service.engine is not None
-        self._worker.front_ends.begin(self._service.engine)
+        self._worker.front_ends.ready.set()
         super()._begin()
 
 
@@ -58,9 +61,6 @@ class FrontProcess(EngineProcess):
                 worker.link = link
                 link.run()
             time.sleep(RETRY_SECONDS)
-
-    def _show_status(self, terminal: TextIO) -> None:
-        self._service.serves = not terminal.isatty() or os.environ.get("TERM") == "dumb"
 
     is_alive = True  # for the watch of texts
 

@@ -2,7 +2,7 @@
 
 Both are forked from one process, so both run the same Python.
 
-* To the engine's process: requests, those that ended before their last token, and the calls to make to `Meters`.
+* To the engine's process: requests, ends of those that ended before their last token, and calls to make to `Meters`.
 * To a front end, at first: facts of the engine, as `FACTS` names them. Then, after each step: the state of the loop, new
   tokens of streams, and what ended.
 """
@@ -12,8 +12,7 @@ from __future__ import annotations
 import marshal
 import socket
 import struct
-from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from serving.inference import InferenceError
@@ -48,17 +47,6 @@ def messages(sock: socket.socket) -> Iterator[Any]:
                 yield marshal.loads(data)
         except OSError:  # reset
             return
-
-
-def packed(ids: Sequence[int]) -> bytes:
-    """Return token ids as bytes, four for each."""
-    return array("i", ids).tobytes()
-
-
-def unpacked(data: bytes) -> list[int]:
-    ids = array("i")
-    ids.frombytes(data)
-    return ids.tolist()
 
 
 def reason(error: InferenceError | None) -> tuple[str, str, int | None] | None:

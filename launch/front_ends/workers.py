@@ -25,11 +25,6 @@ class PassOn(BaseException):
     """A request that only the engine's process can answer. No handler of errors may catch it."""
 
 
-def relay(source: Handover, target: Handover) -> None:
-    """Pass on connections that the ending process did not receive, but no links: front ends open new ones."""
-    target.pass_all([(sock, what) for sock, what in source.receive() if not isinstance(what, int)])
-
-
 class FrontExchange(Exchange):
     """A request to a front end."""
 
@@ -55,11 +50,26 @@ class FrontExchange(Exchange):
         self._worker.method_queue.defer(self._worker.passing.append, (handover, self._conn, request))
 
 
-class FrontWorker(Worker):
-    """The worker of a front end."""
+class LinkedWorker(Worker):
+    """A worker of the engine's process or of a front end."""
 
     number: int
     channel: Any  # a Channel, which imports this module
+    _ends = True  # neither this process nor that of the engine will answer what front ends have passed on
+
+    def run(self) -> None:
+        """See `Worker`; then leave to the next process what was passed on too late, but no links: there will be new ones."""
+        super().run()
+        if self._ends:
+            for sock, what in self.channel.handover.receive():
+                if not isinstance(what, int):
+                    self.handover.keep(sock, what)
+            self.handover.send()
+
+
+class FrontWorker(LinkedWorker):
+    """The worker of a front end."""
+
     link: Any = None  # the Link that requests are sent through
     exchange = FrontExchange
     passing: list[tuple[Handover, TConn, bytes]]  # for another process to answer; only the main thread changes it
@@ -88,22 +98,13 @@ class FrontWorker(Worker):
                     conn.sock.close()  # without a shutdown, which would end the connection for the other process, too
 
     @property
-    def _ends(self) -> bool:
-        """Whether neither this process nor that of the engine will answer a request."""
+    def _ends(self) -> bool:  # type: ignore[override]
         return not self.alive and (self.service is None or self.service.status()[0] != "ok")
 
-    def run(self) -> None:
-        """See `Worker`; then leave to the next process what that of the engine has not received."""
-        super().run()
-        if self._ends:
-            relay(self.channel.handover, self.handover)
 
-
-class EngineWorker(Worker):
+class EngineWorker(LinkedWorker):
     """The worker that computes: it accepts no connections, but those that front ends pass on."""
 
-    number: int
-    channel: Any
     front_ends: Any = None  # set by its process
     sources: list[Handover]  # not of an engine that has failed: what it keeps is for the next process
     _accepting: bool
@@ -142,8 +143,3 @@ class EngineWorker(Worker):
             idle = 0 if self.front_ends.open else idle + 1
             time.sleep(POLL_SECONDS)
         super()._drain(service, sig, max(1.0, end - time.monotonic()))
-
-    def run(self) -> None:
-        """See `Worker`; then leave to the next process what front ends have passed on too late for this one."""
-        super().run()
-        relay(self.channel.handover, self.handover)

@@ -28,21 +28,6 @@ class Then(enum.Enum):
         return cls.CLOSE if resp.should_close() else cls.KEEP
 
 
-class Outcome:
-    """The result of a request, with the two methods of a future that gunicorn calls."""
-
-    __slots__ = ("_result",)
-
-    def __init__(self, result: Any) -> None:
-        self._result = result
-
-    def cancelled(self) -> bool:
-        return False
-
-    def result(self) -> Any:
-        return self._result
-
-
 class Callbacks(PollableMethodQueue):  # type: ignore[misc]
     """Calls that other threads ask of the main thread; it wakes once for many of them."""
 

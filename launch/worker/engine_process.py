@@ -9,13 +9,13 @@ import os
 import sys
 import threading
 import time
-from typing import Any, TextIO
+from typing import Any
 
 from gunicorn import util
 
 import config as settings
 from api.http import large
-from api.service import Service
+from api.service import LoadedEngine, Service
 from generate.cores import cores
 from launch import plugin, status_line
 from launch.one_core import OneCore
@@ -43,14 +43,15 @@ class EngineProcess:
         threading.stack_size(512 * 1024)
         util.write_error, util.http_date = write_error, http_date
         self._avoid_failed_kernels()
-        terminal = self._queue_logs()
-        self._show_status(terminal)
+        self._queue_logs()
         self._service.completer.start()
         self._service.socket_writer.start()
         self._load()
 
     def _load(self) -> None:
-        self._worker.app.callable.extensions["start"](self._give_up, self._end, self._begin)
+        if not self._service.serves:
+            status_line.start(self._terminal, self._service.meters, lambda: self._service.engine)
+        self._worker.app.callable.extensions["start"](self._give_up, self._end, self._begin, self._connect)
 
     def _avoid_failed_kernels(self) -> None:
         """Do without fast kernels if the engine before failed in them."""
@@ -58,23 +59,22 @@ class EngineProcess:
         if self._failed:
             os.environ.update({"EB_KERNELS": "off", settings.DEVICE_ERROR: self._failed})
 
-    def _queue_logs(self) -> TextIO:
-        """Write logs in threads, as a reader that does not drain stderr must not block the loop; return the terminal."""
+    def _queue_logs(self) -> None:
+        """Write logs in threads, as a reader that does not drain stderr must not block the loop.
+
+        Where a person looks, a status line takes the place of the access log.
+        """
         armed = plugin.read(os.environ)
         self._errors = QueuedLog(armed.stream(sys.stderr))
         self._errors.start()
         self._service.access_log = QueuedLog(armed.stream(sys.stdout))
         self._service.access_log.start()
         logging.basicConfig(handlers=[QueuedHandler(self._errors)], level=logging.WARNING)
-        terminal, sys.stdout = sys.stdout, sys.stderr  # what a policy prints is no access log
-        return terminal
+        self._terminal, sys.stdout = sys.stdout, sys.stderr  # what a policy prints is no access log
+        self._service.serves = not self._terminal.isatty() or os.environ.get("TERM") == "dumb"
 
-    def _show_status(self, terminal: TextIO) -> None:
-        """Show a status line in place of the access log where a person looks."""
-        service = self._service
-        service.serves = not terminal.isatty() or os.environ.get("TERM") == "dumb"
-        if not service.serves:
-            status_line.start(terminal, service.meters, lambda: service.engine)
+    def _connect(self, engine: LoadedEngine) -> None:
+        """Prepare an engine that no request has reached."""
 
     def _begin(self) -> None:
         """Answer the requests of the engine before."""

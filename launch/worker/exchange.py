@@ -17,6 +17,7 @@ from api.schemas.body import BODY
 from api.socket_writer import STREAM, Stream
 from launch.worker.callbacks import Then
 from launch.worker.connections import head_of, send_response
+from launch.worker.handover import written
 from serving.recovery import blames_kernels
 
 
@@ -67,7 +68,7 @@ class Exchange:
         engine, body = self._worker.service.engine, self._environ.get(BODY)
         if body is None or engine is None or not blames_kernels(engine.manager.recovery.fatal):
             return False
-        self._worker.handover.keep(self._req, self._sock, body)
+        self._worker.handover.keep(self._sock, written(self._req, body))
         return True
 
     def _begin(self) -> bytes | None:

@@ -26,18 +26,14 @@ class Handover:
             sock.setblocking(False)  # Python 3.11's send_fds and recv_fds ignore flags
         self._kept: list[tuple[socket.socket, bytes | int]] = []
 
-    def keep(self, req: Any, client: socket.socket, body: bytes) -> None:
-        """Keep gunicorn's request `req`; from now on, this worker must not use its socket."""
-        self._kept.append((client, written(req, body)))
+    def keep(self, client: socket.socket, request: bytes) -> None:
+        """Keep a request for the next worker; from now on, this one must not use its socket."""
+        self._kept.append((client, request))
 
     def send(self) -> None:
-        """Send what was kept to the next worker, which may not exist yet."""
-        self.pass_all(self._kept)
-
-    def pass_all(self, pairs: list[tuple[socket.socket, bytes | int]]) -> None:
-        """Send any number of sockets, as far as there is room."""
-        for first in range(0, len(pairs), MOST):
-            self.pass_on(pairs[first : first + MOST])
+        """Send what was kept, as far as there is room, to the next worker, which may not exist yet."""
+        for first in range(0, len(self._kept), MOST):
+            self.pass_on(self._kept[first : first + MOST])
 
     def pass_on(self, pairs: list[tuple[socket.socket, bytes | int]]) -> bool:
         """Send up to `MOST` sockets, each with a request or a number; return False if too many are on their way."""

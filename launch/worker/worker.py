@@ -22,13 +22,13 @@ from typing import Any
 
 from gunicorn.http import wsgi
 from gunicorn.http.errors import UnsupportedTransferCoding
-from gunicorn.workers.gthread import TConn, ThreadWorker
+from gunicorn.workers.gthread import STOP_KEEPALIVE_LINGER, TConn, ThreadWorker
 
 from api.hooks.admission import PLACE
 from api.hooks.refusal import refuse
 from launch.shutdown import drain, exit_at_once
 from launch.worker import connections
-from launch.worker.callbacks import Callbacks, Outcome, Then
+from launch.worker.callbacks import Callbacks, Then
 from launch.worker.connections import ClosingConnections, Parser, plain_request, send_response
 from launch.worker.exchange import Exchange
 from launch.worker.handler_pool import BUSY_SECONDS, HandlerPool
@@ -211,9 +211,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         except OSError:
             self._closing.add(self.poller, conn)
             return True
-        conn.set_timeout()
-        self.keepalived_conns.append(conn)
-        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_client_socket_readable, conn))
+        self._keep(conn)
         return True
 
     def _needs_place(self, conn: TConn) -> bool:
@@ -250,9 +248,24 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if result is not Then.PENDING:
             self.finish(conn, result)
 
-    def finish(self, conn: TConn, result: Any) -> None:
+    def finish(self, conn: TConn, keeps: Any) -> None:
         """Make the main thread keep or close a connection whose request has been answered."""
-        self.method_queue.defer(self.finish_request, conn, Outcome(result))
+        if keeps:
+            self.method_queue.defer(self._keep, conn)
+        else:
+            self.method_queue.defer(self._closing.add, self.poller, conn)
+
+    def _keep(self, conn: TConn) -> None:
+        """Wait for the next request of a connection; called in the main thread."""
+        if conn.parser.unreader.buf.getvalue():  # it has arrived with the one before
+            self.enqueue_req(conn)
+            return
+        conn.sock.setblocking(False)
+        conn.set_timeout()
+        if not self.alive:
+            conn.timeout = min(conn.timeout, time.monotonic() + STOP_KEEPALIVE_LINGER)
+        self.keepalived_conns.append(conn)
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(self.on_client_socket_readable, conn))
 
     def adopt(self) -> None:
         """Answer the requests that the previous worker has handed over; called in the main thread."""
@@ -292,10 +305,3 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _keepalive_after(self, conn: TConn, keepalive: Then) -> Any:
         return keepalive if keepalive is Then.PENDING else super()._keepalive_after(conn, keepalive is Then.KEEP)
-
-    def finish_request(self, conn: TConn, fs: Outcome) -> None:
-        """Keep or close the connection; called in the main thread after each request."""
-        if fs.result():
-            super().finish_request(conn, fs)
-        else:
-            self._closing.add(self.poller, conn)

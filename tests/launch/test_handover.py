@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launch.worker.handover import MOST, Handover
+from launch.worker.handover import MOST, Handover, written
 from tests.support import points, wait_until
 from tests.support.faults import arming
 from tests.support.servers import Answer, Server
@@ -29,7 +29,7 @@ def test_requests_pass_from_one_process_to_the_next_in_any_number() -> None:
     headers = [("HOST", "x"), ("TRANSFER-ENCODING", "chunked"), ("CONTENT-TYPE", "application/json")]
     req = SimpleNamespace(method="POST", uri="/generate?a=b", version=(1, 1), headers=headers)
     for number, (client, _) in enumerate(ends):
-        handover.keep(req, client, f"é {number}".encode())
+        handover.keep(client, written(req, f"é {number}".encode()))
     handover.send()
     received = [*handover.receive()]
     assert len(received) == len(ends)
