@@ -15,18 +15,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from config import Config
+from config import Config, ConfigError
 from costs import mock
-from launch import banner, preflight
+from launch import banner, load_model, preflight
 from models.sources import catalog
 
 GIB = 1 << 30
 LEAST_FREE = 2 * GIB  # enough for torch and gpt2-medium
 OF_WEIGHTS = ("torch", "device", "compiler")  # a mock model computes nothing
-
-
-class Missing(ValueError):
-    """A requirement that is not met, with the remedy."""
 
 
 def examine(config: Config) -> bool:
@@ -55,7 +51,7 @@ def _torch(config: Config) -> str:
     try:
         import torch
     except ImportError as error:
-        raise Missing(f"cannot import torch: {error}. Run ./server.sh, which installs it") from None
+        raise ConfigError(f"cannot import torch: {error}. Run ./server.sh, which installs it") from None
     return torch.__version__
 
 
@@ -75,14 +71,12 @@ def _gpu(config: Config) -> str:
     query = "--query-gpu=name,driver_version,memory.free,memory.total,compute_cap"
     done = subprocess.run(["nvidia-smi", query, "--format=csv"], capture_output=True, text=True, timeout=30)
     if done.returncode:
-        raise Missing(f"nvidia-smi fails: {(done.stdout or done.stderr).strip()}. Install or restart the driver")
+        raise ConfigError(f"nvidia-smi fails: {(done.stdout or done.stderr).strip()}. Install or restart the driver")
     return "\n    ".join(done.stdout.splitlines())
 
 
 def _speed(config: Config) -> str:
     """Load a model with random weights, which prints the result for each fast part; return parts and tokens/s."""
-    from launch import load_model
-
     logging.basicConfig(stream=sys.stdout, format="    %(message)s")
     logging.getLogger("generate.gpu").setLevel(logging.INFO)
     slots = config.max_batch_size
@@ -104,7 +98,7 @@ def _disk(config: Config) -> str:
     home = Path.home() if Path.home().is_dir() else Path("/")
     free = shutil.disk_usage(home).free
     if free < LEAST_FREE:
-        raise Missing(
+        raise ConfigError(
             f"{free / GIB:.1f} GiB are free at {home}, but {LEAST_FREE / GIB:.0f} are needed. "
             "Free some space, or set HF_HOME and EB_CACHE_DIR to another disk"
         )
@@ -133,12 +127,8 @@ def _weights(config: Config) -> str:
 
 
 def _tokenizer(config: Config) -> str:
-    from models.text.tokenizer import load_stand_in, load_tokenizer
-
     preflight.check_tokenizer_file(config)
-    file = config.tokenizer_file or None
-    is_mock = mock.is_mock(config.model)
-    tokenizer = load_stand_in(file) if is_mock else load_tokenizer(_resolved(config), file)
+    tokenizer = load_model.tokenizer_of(config, None if mock.is_mock(config.model) else _resolved(config))
     return f"{tokenizer.vocab_size:,} ids" + (f"; {tokenizer.warning}" if tokenizer.warning else "")
 
 
@@ -149,7 +139,7 @@ def _resolved(config: Config) -> catalog.ResolvedModel:
         return catalog.resolve(config.model or None, config.load_format)
     if not config.model:
         return catalog.resolve("bard", config.load_format)
-    raise Missing(
+    raise ConfigError(
         f"{name} is not in the cache. The first start downloads it if the model hub can be reached. Otherwise set "
         "HF_HOME to a cache that has it, or use --model bard"
     )

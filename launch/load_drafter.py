@@ -13,6 +13,7 @@ from api.service import Parts
 from config import Config, ConfigError
 from costs.drafting import DrawnDrafter
 from costs.mock import MockModel
+from launch.load_model import tokenizer_of
 from scheduling.speculation import Drafter, Speculator
 
 if TYPE_CHECKING:
@@ -68,12 +69,9 @@ def load_draft_model(config: Config, parts: Parts) -> ModelDrafter:
     from generate.runner import ModelRunner
     from models import weights
     from models.sources import catalog
-    from models.text.tokenizer import load_tokenizer
 
     resolved = catalog.resolve(config.draft_model, config.load_format)
-    _check_tokens(
-        parts.tokenizer, load_tokenizer(resolved, config.tokenizer_file or None), config.draft_model, parts.model_name
-    )
+    _check_tokens(parts.tokenizer, tokenizer_of(config, resolved), config.draft_model, parts.model_name)
     network = weights.load(resolved, parts.dtype)
     shape, device = network.config, network.head.device
     kv_dtype = machine.choose_kv_dtype(config.kv_dtype, network.head.dtype, device)

@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, cast
+from typing import Any
 
 from api.service import LoadedEngine, Service
 from launch.front_ends import wire
@@ -40,7 +40,7 @@ class FrontEnds:
     def connect(self, engine: LoadedEngine, channel: Channel) -> None:
         """Share the places of an engine that has not lent any, and observe its loop."""
         self.engine, inbox = engine, engine.manager.inbox
-        inbox.places = SharedPlaces(channel, ENGINE, inbox.places.limit)
+        inbox.places = self.places = SharedPlaces(channel, ENGINE, inbox.places.limit)
         engine.manager.observers.append(self._observe)
 
     def link(self, sock: socket.socket, number: int) -> None:
@@ -58,8 +58,7 @@ class FrontEnds:
         """Have the links send what is new; called in the loop's thread."""
         for inference in left:
             if asked := self.asked_by.pop(inference.id, None):
-                link, id = asked
-                seq = inference.sequence
+                (link, id), seq = asked, inference.sequence
                 link.ended.append((id, seq, inference.error or failure(seq.error)))
         for link in self.links:
             if link.ended or link.streams:
@@ -73,7 +72,7 @@ class FrontEnds:
         error = InferenceError("cancelled", "its front end has ended")
         cancel_all([(inference, error) for inference in link.open.copy().values()])
         if all(other.number != link.number for other in self.links):  # or it took its own place, with places of its own
-            cast(SharedPlaces, self.engine.manager.inbox.places).free(link.number)
+            self.places.free(link.number)
 
 
 class Link:
@@ -129,8 +128,12 @@ class Link:
 
     def _end(self, id: str, error: tuple[Any, ...] | None) -> None:
         """End a request before its last token, unless it has ended by itself."""
-        if (inference := self.open.get(id)) is not None:
-            inference.end_early() if error is None else inference.cancel(InferenceError(*error))
+        if (inference := self.open.get(id)) is None:
+            return
+        if error is None:
+            inference.end_early()
+        else:
+            inference.cancel(InferenceError(*error))
 
     def _count(self, name: str, *values: Any) -> None:
         """Make a call to the meters, which counts HTTP requests that came or were answered."""
@@ -166,9 +169,8 @@ class Link:
         inbox, policy = manager.inbox, manager.policy
         assert policy is not None
         uses = policy.claims.uses if manager.pages is None else (*policy.claims.uses, manager.pages.evict.uses)
-        ended = inbox.failure if inbox.is_closed else None
-        can_repeat = ended is not None and blames_kernels(manager.recovery.fatal)
         return (
-            inbox.heartbeat, inbox.queued_tokens, inbox.retry_after(), inbox.places.limit, ended, can_repeat,
+            inbox.heartbeat, inbox.queued_tokens, inbox.retry_after(), inbox.places.limit,
+            inbox.failure if inbox.is_closed else None, blames_kernels(manager.recovery.fatal),
             policy.name, policy.estimates, tuple(uses),
         )  # fmt: skip

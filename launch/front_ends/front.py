@@ -25,7 +25,6 @@ from serving.call import Call
 from serving.inbox import Inbox
 from serving.inference import Inference, InferenceError, failure
 from serving.loop import complete, notify
-from serving.programs import Programs
 from serving.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
@@ -41,13 +40,6 @@ class Elsewhere:
 
     def __getattr__(self, name: str) -> Any:
         raise PassOn
-
-
-class Names(Programs):
-    """Leaves it to the engine's process which program a request serves, as other front ends have calls of it, too."""
-
-    def begin(self, program: str = "", session: str = "", parent: str = "") -> Call:
-        return Call(program, session, parent, 0, ())
 
 
 class SentMeters(Meters):
@@ -143,9 +135,6 @@ class Link(Inbox):
 
     def remove(self, ended: list[Inference]) -> None:
         self.send([("end", inference.id, wire.reason(inference.error)) for inference in ended])
-
-    def has_lost(self, inference: Inference) -> bool:
-        return False  # the other process looks after it
 
     def retry_after(self) -> int:
         return self.retry_seconds

@@ -6,14 +6,16 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from typing import cast
 
 from api.service import LoadedEngine
 from launch.front_ends.channel import SharedPlaces
 from launch.front_ends.engine import FrontEnds
-from launch.front_ends.front import Link, Names
+from launch.front_ends.front import Link
 from launch.load_model import tokenizer_of
 from launch.worker.engine_process import EngineProcess
+from serving.call import Call
 from serving.text_watch import TextWatch
 from serving.watchdog import Watched
 
@@ -41,7 +43,8 @@ class FrontProcess(EngineProcess):
     def _load(self) -> None:
         app = self._worker.app.callable
         app.extensions["load-model"] = thread = threading.Thread(target=self._run, name="link", daemon=True)
-        self._service.programs = Names()
+        # The engine's process finds the program that a request serves, as other front ends have calls of it, too.
+        self._service.programs.begin = partial(Call, depth=0, after=())  # type: ignore[method-assign]
         thread.start()
 
     def _run(self) -> None:

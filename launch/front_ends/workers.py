@@ -130,11 +130,11 @@ class EngineWorker(LinkedWorker):
         return self.service is not None and self.service.status()[0] == "dead"
 
     def _receive(self, handover: Any) -> None:
-        for sock, what in () if self._is_dead else handover.receive():
+        for sock, what in () if self._is_dead else handover.receive(1):
             if isinstance(what, int):
                 self.front_ends.link(sock, what)
-            elif (conn := self.adopted(sock, what)) is not None:
-                self.enqueue_req(conn)
+            else:
+                self.take_over(sock, what)
 
     def _drain(self, service: Any, sig: int, seconds: float) -> None:
         """Wait for the requests that front ends have accepted, too, but leave a second for errors, as `drain` does."""

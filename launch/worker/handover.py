@@ -7,7 +7,9 @@ of gunicorn's master. This module must not know what a request asks for.
 from __future__ import annotations
 
 import json
+import os
 import socket
+import sys
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -37,7 +39,9 @@ class Handover:
 
     def pass_on(self, pairs: list[tuple[socket.socket, bytes | int]]) -> bool:
         """Send up to `MOST` sockets, each with a request or a number; return False if too many are on their way."""
-        with tempfile.TemporaryFile("w") as file:  # a message is too short for bodies
+        # A message is too short for bodies. Linux needs no disk for a file, and a disk may be full.
+        in_memory = hasattr(os, "memfd_create")
+        with open(os.memfd_create("requests"), "w") if in_memory else tempfile.TemporaryFile("w") as file:
             json.dump([what if isinstance(what, int) else what.decode("latin-1") for _, what in pairs], file)
             file.flush()
             try:
@@ -50,9 +54,9 @@ class Handover:
         """Return what is readable when something was sent."""
         return self._new.fileno()
 
-    def receive(self) -> Iterator[tuple[socket.socket, bytes | int]]:
-        """Yield the sockets that were sent, each with its request or number."""
-        while True:
+    def receive(self, messages: int = sys.maxsize) -> Iterator[tuple[socket.socket, bytes | int]]:
+        """Yield the sockets that were sent in so many messages, each with its request or number."""
+        for _ in range(messages):
             try:
                 numbers = socket.recv_fds(self._new, 1, MOST + 1)[1]
             except BlockingIOError:

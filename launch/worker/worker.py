@@ -17,7 +17,7 @@ import socket
 import threading
 import time
 from collections import deque
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from gunicorn.http import wsgi
@@ -61,6 +61,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.method_queue = Callbacks()
+        self._is_plain = connections.is_plain(self.cfg)
         self._waiting: deque[TConn] = deque()  # requests for text while the server is full
         self._rejections = TokenBucket(REJECTIONS_PER_SECOND, REJECTION_BURST)
         self._closing = ClosingConnections(self._forget)
@@ -88,10 +89,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def _has_unanswered(self) -> bool:
         """Whether a connection is neither idle nor closing."""
         return bool(self.nr_conns > sum(map(len, (self.pending_conns, self.keepalived_conns, self._closing))))
-
-    @cached_property
-    def _is_plain(self) -> bool:
-        return connections.is_plain(self.cfg)
 
     @property
     def service(self) -> Any:
@@ -157,10 +154,9 @@ class Worker(ThreadWorker):  # type: ignore[misc]
         if self._closing:
             self._closing.close_oldest(self.poller)
         elif idle := self.pending_conns or self.keepalived_conns:
-            conn = idle.popleft()
-            self.poller.unregister(conn.sock)
-            self.nr_conns -= 1
-            conn.close()
+            idle[0].timeout = 0.0
+            self.murder_keepalived()
+            super().murder_pending()
 
     def _cap_keepalive(self, deadline: float) -> None:
         """Wait for no connection that has sent nothing when the worker exits."""
@@ -270,21 +266,20 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     def adopt(self) -> None:
         """Answer the requests that the previous worker has handed over; called in the main thread."""
         for client, request in self.handover.receive():
-            if (conn := self.adopted(client, request)) is not None:
-                self.tpool.submit(self._serve, conn)
+            self.take_over(client, request)
 
-    def adopted(self, client: socket.socket, request: Any) -> TConn | None:
-        """Return a connection of another process with what it has read; None if the client has disconnected."""
+    def take_over(self, client: socket.socket, request: Any) -> None:
+        """Answer a connection of another process, with what that has read, unless the client has disconnected."""
         try:
             conn = TConn(self.cfg, client, client.getpeername(), client.getsockname())
         except OSError:
             client.close()
-            return None
+            return
         conn.parser = Parser(self.cfg, client, conn.client)
         conn.parser.unreader.unread(request)
         conn.data_ready = True
         self.nr_conns += 1
-        return conn
+        self.enqueue_req(conn)
 
     def handle_request(self, req: Any, conn: TConn) -> Then:
         """Answer a request; PENDING when its answer is not whole yet. It holds no thread until then."""

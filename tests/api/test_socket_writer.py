@@ -309,7 +309,7 @@ class Served:
         self.worker = Worker.__new__(Worker)
         self.worker.__dict__.update(
             alive=True, wsgi=app, cfg=GunicornConfig(), keepalived_conns=deque(), max_keepalived=9, log=logging,
-            finish=self._finish, tpool=HandlerPool(2),
+            finish=self._finish, tpool=HandlerPool(2), _is_plain=True,
             method_queue=SimpleNamespace(defer=lambda call, *args: call(*args)),
         )  # fmt: skip
 

@@ -14,7 +14,7 @@ import torch
 from api.dialects import tgi
 from api.service import Service
 from app import create_app
-from config import DEVICE_ERROR, Config
+from config import DEVICE_ERROR, Config, ConfigError
 from generate import machine
 from generate.gpu import card
 from generate.gpu.runner import GpuRunner
@@ -104,7 +104,7 @@ def test_the_doctor_shows_the_card_as_its_driver_does(monkeypatch: pytest.Monkey
     tool.chmod(0o755)
     assert doctor._gpu(Config()) == "NVIDIA X, 580.1, 100 MiB, 200 MiB, 9.0"
     tool.write_text("#!/bin/sh\necho 'Driver/library version mismatch'; exit 18\n")
-    with pytest.raises(doctor.Missing, match=r"mismatch\. Install or restart the driver"):
+    with pytest.raises(ConfigError, match=r"mismatch\. Install or restart the driver"):
         doctor._gpu(Config())
 
 

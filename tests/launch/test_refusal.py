@@ -54,7 +54,7 @@ class Door:
         self.manager.inbox.places.taken = self.manager.inbox.places.limit
         self.worker = Worker.__new__(Worker)
         self.worker.__dict__.update(
-            alive=True, wsgi=self.app, cfg=GunicornConfig(), keepalived_conns=deque(), max_keepalived=9,
+            alive=True, wsgi=self.app, cfg=GunicornConfig(), keepalived_conns=deque(), max_keepalived=9, _is_plain=True,
             poller=selectors.DefaultSelector(), finish=lambda conn, result: None,
         )  # fmt: skip
 
