@@ -113,7 +113,7 @@ def ending(generation: Generation) -> dict[str, Any]:
     """Return the fields of an answer, or of the last event of a stream, beside its text."""
     inference = generation.inferences[0]
     return {
-        "id": inference.id,
+        "id": inference.sequence.id,
         "num_tokens": len(inference.output_ids),
         "prompt_tokens": len(inference.sequence.prompt_ids),
         "cached_tokens": inference.sequence.cached,

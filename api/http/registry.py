@@ -114,7 +114,8 @@ class RequestRegistry:
 
     def expect(self, id: str) -> str:
         """Return the name of a request that another process has accepted; `on_arrival` or `drop` follows."""
-        context = self.enter(id, has_client=False)
+        context = self.enter(id)
+        context.left = True  # its client is that process's
         self._of[context.name] = context
         return context.name
 

@@ -49,11 +49,6 @@ class FrontEnds:
         self.links.append(link)
         threading.Thread(target=link.read, name=f"front-{number}", daemon=True).start()
 
-    @property
-    def open(self) -> int:
-        """The number of requests that front ends wait for."""
-        return sum(len(link.open) for link in self.links)
-
     def _observe(self, iteration: Iteration | None, left: list[Inference]) -> None:
         """Have the links send what is new; called in the loop's thread."""
         for inference in left:

@@ -76,10 +76,10 @@ class Link(Inbox):
         if (facts := next(news, None)) is not None:
             engine = self._engine(**facts)
             for state, tokens, ended in news:
-                self._note(engine.manager, *state)
                 if self._service.engine is not engine:
                     self._service.meters, self._service.engine = SentMeters(self), engine
                     threading.Thread(target=self._write, name="to-engine", daemon=True).start()
+                self._note(engine.manager, *state)
                 self._take_in(engine.manager, tokens, ended)
             if not self.is_closed:
                 self.is_lost = not self._service.draining

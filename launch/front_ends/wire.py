@@ -25,7 +25,7 @@ FACTS = (
 )  # fmt: skip
 # What a front end is told of a sequence that has ended, beside its tokens.
 FIELDS = (
-    "finish_reason", "cached", "scheduled_at", "first_token_at", "last_token_at", "finished_at", "first_iteration",
+    "id", "finish_reason", "cached", "scheduled_at", "first_token_at", "last_token_at", "finished_at", "first_iteration",
     "last_iteration", "batch_sum", "batch_max", "drafted", "accepted",
 )  # fmt: skip
 

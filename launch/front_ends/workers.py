@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import selectors
-import time
 from typing import Any
 
 from gunicorn.workers.gthread import TConn
 
 from api.schemas.body import BODY
-from launch.shutdown import POLL_SECONDS
 from launch.worker.callbacks import Then
 from launch.worker.exchange import Exchange
 from launch.worker.handover import MOST, Handover, written
 from launch.worker.worker import Worker
 
 RETRY_SECONDS = 0.02
-# Looks without a request of a front end, after which the engine's process may end. They are counted, as a busy machine lets
-# much time pass between two of them.
-IDLE_LOOKS = 10
 
 
 class PassOn(BaseException):
@@ -55,7 +50,11 @@ class LinkedWorker(Worker):
 
     number: int
     channel: Any  # a Channel, which imports this module
-    _ends = True  # neither this process nor that of the engine will answer what front ends have passed on
+
+    @property
+    def _ends(self) -> bool:
+        """Whether neither this process nor that of the engine will answer a request."""
+        return not self.alive and (self.service is None or self.service.status()[0] != "ok")
 
     def run(self) -> None:
         """See `Worker`; then leave to the next process what was passed on too late, but no links: there will be new ones."""
@@ -97,14 +96,11 @@ class FrontWorker(LinkedWorker):
                 for _, conn, _ in batch:
                     conn.sock.close()  # without a shutdown, which would end the connection for the other process, too
 
-    @property
-    def _ends(self) -> bool:  # type: ignore[override]
-        return not self.alive and (self.service is None or self.service.status()[0] != "ok")
-
 
 class EngineWorker(LinkedWorker):
     """The worker that computes: it accepts no connections, but those that front ends pass on."""
 
+    linger = 0.2
     front_ends: Any = None  # set by its process
     sources: list[Handover]  # not of an engine that has failed: what it keeps is for the next process
     _accepting: bool
@@ -135,11 +131,3 @@ class EngineWorker(LinkedWorker):
                 self.front_ends.link(sock, what)
             else:
                 self.take_over(sock, what)
-
-    def _drain(self, service: Any, sig: int, seconds: float) -> None:
-        """Wait for the requests that front ends have accepted, too, but leave a second for errors, as `drain` does."""
-        end, idle = time.monotonic() + seconds, 0
-        while self.front_ends.links and time.monotonic() < end - 1.0 and idle < IDLE_LOOKS:
-            idle = 0 if self.front_ends.open else idle + 1
-            time.sleep(POLL_SECONDS)
-        super()._drain(service, sig, max(1.0, end - time.monotonic()))

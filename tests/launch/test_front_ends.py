@@ -218,6 +218,12 @@ def test_a_carried_request_is_known_and_cancelled_by_its_id_and_its_program_is_c
     assert server.get("/requests/last").json["program"]["calls"] == 6
 
 
+def test_an_id_that_several_clients_have_sent_is_made_unique_in_their_answers(server: FrontEnds) -> None:
+    with ExitStack() as stack:
+        socks = [stack.enter_context(begin(server, ENDLESS | {"num_tokens": 60}, id="same")) for _ in range(PLACES)]
+        assert len({read_answer(sock).json["id"] for sock in socks}) == PLACES
+
+
 def test_a_client_that_leaves_frees_its_place_and_is_logged_as_gone(server: FrontEnds) -> None:
     before = figures(server)["http"]
     with ExitStack() as stack:
