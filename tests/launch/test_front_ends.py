@@ -80,8 +80,9 @@ class FrontEnds(Server):
         wait_until(self.carry)
 
     def carry(self) -> bool:
-        """Whether connections stay in front ends: one that is passed on is a descriptor of the engine's process."""
-        before = descriptors(self.engine)
+        """Whether each front end keeps connections: one that is passed on is a descriptor of the engine's process."""
+        processes = (self.engine, *self.fronts)
+        before = [*map(descriptors, processes)]
         try:
             with ExitStack() as stack:
                 for _ in range(4 * self.front_ends):
@@ -89,7 +90,8 @@ class FrontEnds(Server):
                     one.request("POST", "/inference", b'{"prompt": "x", "num_tokens": 1}', JSON)
                     if one.getresponse().status != 200:
                         return False
-                return descriptors(self.engine) <= before
+                passed_on, *kept = (now - then for now, then in zip(map(descriptors, processes), before))
+                return passed_on <= 0 and all(n > 0 for n in kept)
         except (OSError, http.client.HTTPException):
             return False
 
