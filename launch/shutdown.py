@@ -17,20 +17,20 @@ QUICK_SECONDS = 1.5  # to answer the open requests on SIGINT or SIGQUIT
 HANG_SECONDS = 1.0  # for which one call of a policy's hook lasts until no request is waited for: it takes microseconds
 
 
-def drain(service: Service, seconds: float, linger: float = 0.0) -> None:
-    """Wait until all requests are answered, and for `linger` seconds without any.
+def drain(service: Service, seconds: float, looks: int = 0) -> None:
+    """Wait until all requests are answered, and for this many `looks` that find none.
 
-    A second before `seconds` are over, or when a hook hangs, fail the rest.
+    They are counted, as a busy machine lets much time pass between two of them. A second before `seconds` are over, or
+    when a hook hangs, fail the rest.
     """
     # The last second is for the errors of the rest to reach their clients.
     end, call = time.monotonic() + seconds - 1.0, LastingCall()
     # Batches have no client that waits: the next process computes what is left of them.
     if service.batches is not None:
         service.batches.stop()
-    idle_at = time.monotonic() + linger
-    while time.monotonic() < end and (service.registry.open or time.monotonic() < idle_at):
-        if service.registry.open:
-            idle_at = time.monotonic() + linger
+    idle = 0
+    while time.monotonic() < end and (service.registry.open or idle < looks):
+        idle = 0 if service.registry.open else idle + 1
         time.sleep(POLL_SECONDS)
         if service.engine is not None and call.look(service.engine.manager.frame, POLL_SECONDS) >= HANG_SECONDS:
             log.error("%s, does not return, so the open requests end with an error", call.place)

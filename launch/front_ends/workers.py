@@ -100,7 +100,7 @@ class FrontWorker(LinkedWorker):
 class EngineWorker(LinkedWorker):
     """The worker that computes: it accepts no connections, but those that front ends pass on."""
 
-    linger = 0.2
+    idle_looks = 10
     front_ends: Any = None  # set by its process
     sources: list[Handover]  # not of an engine that has failed: what it keeps is for the next process
     _accepting: bool

@@ -55,7 +55,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
     _paused_until = 0.0
     _was_exhausted = False
     _needs_room = False
-    linger = 0.0  # seconds without a request, after which the process may end, as others may have accepted some
+    idle_looks = 0  # that find no request, after which the process may end, as others may have accepted some
     handover: Handover  # set by `EngineProcess`
     exchange = Exchange
 
@@ -98,7 +98,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]
 
     def _drain(self, service: Any, sig: int, seconds: float) -> None:
         """End the open requests before gunicorn kills the worker, and exit."""
-        drain(service, seconds, self.linger)
+        drain(service, seconds, self.idle_looks)
         super().handle_exit(sig, None)
 
     def accept(self, listener: Any) -> None:
