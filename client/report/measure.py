@@ -217,6 +217,7 @@ def result(
         **distributions(done),
         "mean_latency_per_token_ms": 1000 * sum(per_token) / len(per_token) if per_token else None,
         "input_lens": prompts if any(length is not None for length in prompts) else None,
+        "cached_lens": [outcome.cached_tokens for outcome in outcomes],
         "output_lens": [outcome.tokens for outcome in outcomes],
         "start_times": [outcome.intended for outcome in outcomes],
         "ttfts": [None if o.error else o.ttft for o in outcomes] if streamed else None,

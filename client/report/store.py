@@ -19,7 +19,7 @@ from . import waste
 from .measure import Outcome
 
 LABELS = ("policy", "load", "repeat")
-ARRAYS = ("input_lens", "output_lens", "asked_lens", "start_times", "ttfts", "itls", "e2els", "errors",
+ARRAYS = ("input_lens", "cached_lens", "output_lens", "asked_lens", "start_times", "ttfts", "itls", "e2els", "errors",
           "server_before", "server_after", "program_times")  # fmt: skip
 # Of requests.csv, and of the file of --csv.
 COLUMNS = (

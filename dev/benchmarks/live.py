@@ -5,7 +5,8 @@
 
 A server gets a burst, which shows its capacity, a probe, a Poisson load at half of that capacity, and other loads. What is
 fitted to the probe, and to the Poisson load, predicts all loads that it did not see, from their arrivals and lengths alone.
-Then the server changes its policy, which the fit of the Poisson load, under the first one, predicts as well.
+Then the server changes its policy, which the fit of the Poisson load, under the first one, predicts as well. llama.cpp's server
+has a processor of its own, and gets two loads a second time: no prediction can be closer than that.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +29,11 @@ import requests
 from client.send import ask, servers
 from costs.cost import Affine, to_dict
 from dev.benchmarks import report
-from dev.benchmarks.foreign import compared, line
+from dev.benchmarks.foreign import compared, errors, line
 from dev.benchmarks.server import call, started, until
 from simulate.engines import known
 from simulate.fitting.fit import fit
-from simulate.fitting.fitted import Fitted
+from simulate.fitting.fitted import Fitted, measured
 from simulate.logs.log import Log
 from simulate.logs.read import read
 from simulate.scenario import Chosen
@@ -41,8 +43,12 @@ MODELS = {"mock": "mock:{}@4", "bard": "bard"}
 SLOTS, CONTEXT = 8, 1024
 BUSIER = 1.5  # times half the capacity, where policies differ
 SECONDS = 14.0  # that the arrivals of a load may take
-MOST, FEWEST = 200, 20  # requests of a load
-CHAT, LONG, PROGRAMS = "clipped-normal", "anyscale:64", "agents"
+MOST, FEWEST = 200, 40  # requests of a load
+CHAT, AGAIN = "clipped-normal", " again"
+PATTERNS = {  # workload, arrivals, times half the capacity
+    "Poisson": (CHAT, "poisson:{}", 1.0), "on-off": (CHAT, "onoff:{}:5", 1.0), "twice the rate": (CHAT, "poisson:{}", 2.0),
+    "long prompts": ("anyscale:64", "poisson:{}", 0.7), "programs": ("agents", "poisson:{}", 0.4),
+}  # fmt: skip
 POLICIES = ("static", "nobatch", "prefill-first", "dynamic+sjf", "dynamic+hrrn")
 
 
@@ -58,8 +64,12 @@ def serving(args: argparse.Namespace, name: str, folder: Path) -> Iterator[str]:
         return
     url = f"http://127.0.0.1:{servers.free_port()}"
     command = [args.program, "--model", args.gguf, "--parallel", str(SLOTS // 2), "--ctx-size", str(SLOTS // 2 * CONTEXT),
-               "--threads", "1", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]  # fmt: skip
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+               "--threads", "1", "--cache-ram", "0", "--host", "127.0.0.1", "--port", url.rpartition(":")[2]]  # fmt: skip
+    own, *others = sorted(os.sched_getaffinity(0))  # of the server; the others are for what sends to it
+    process = subprocess.Popen(
+        ["taskset", "-c", str(own), *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    os.sched_setaffinity(0, others or {own})
 
     def ready() -> bool:
         with contextlib.suppress(requests.RequestException):
@@ -82,8 +92,8 @@ class Server:
 
     def log(self, name: str, workload: str, arrivals: str, count: int) -> Log:
         """Send a load with prompts of its own, which no other one left in the prefix cache, and return its log."""
-        file = self.folder / f"{name}.csv"
-        command = [sys.executable, "-m", "client.client", self.url, "--api", "openai", "--csv", str(file), "--seed", str(crc32(name.encode())),
+        file, seed = self.folder / f"{name}.json", crc32(name.removesuffix(AGAIN).encode())
+        command = [sys.executable, "-m", "client.client", self.url, "--api", "openai", "--json", str(file), "--seed", str(seed),
                    "--workload", workload, "--load", arrivals, "--numsamples", str(count), "--context", str(CONTEXT), "--warmup", "2"]  # fmt: skip
         if not file.exists():
             subprocess.run(command, check=True, capture_output=True)
@@ -99,17 +109,14 @@ class Server:
             subprocess.run(command, check=True, capture_output=True)
         return self.fitted(read(file))
 
-    def loads(self) -> tuple[dict[str, Log], float]:
-        """Return the logs of all patterns, and the rate of half the capacity."""
+    def loads(self, again: Sequence[str]) -> tuple[dict[str, Log], float]:
+        """Return the logs of all patterns, and of those to send `again`, and the rate of half the capacity."""
         burst = self.log("burst", CHAT, "burst", 32)
         rate = len(burst.at) / float(burst.last.max()) / 2
         logs = {"burst": burst}
-        for name, workload, arrivals, times in (
-            ("Poisson", CHAT, "poisson:{}", 1.0), ("on-off", CHAT, "onoff:{}:5", 1.0), ("twice the rate", CHAT, "poisson:{}", 2.0),
-            ("long prompts", LONG, "poisson:{}", 0.7), ("programs", PROGRAMS, "poisson:{}", 0.4),
-        ):  # fmt: skip
-            fewest = FEWEST // 3 if name == "programs" else FEWEST
-            count = min(MOST, max(fewest, round(times * rate * SECONDS)))
+        for name in (*PATTERNS, *again):
+            workload, arrivals, times = PATTERNS[name.removesuffix(AGAIN)]
+            count = min(MOST, max(FEWEST // (3 if name == "programs" else 1), round(times * rate * SECONDS)))
             logs[name] = self.log(name, workload, arrivals.format(f"{times * rate:.4g}"), count)
         return logs, rate
 
@@ -124,11 +131,24 @@ def under(fitted: Fitted, policy: str) -> Fitted:
     return replace(fitted, scenario=replace(scenario, policies=(chosen,), asked=asked))
 
 
-def measured(args: argparse.Namespace, name: str, folder: Path) -> Iterator[dict[str, Any]]:
+def judged(args: argparse.Namespace, name: str, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the predictions of a server's loads beside the measurements."""
     with serving(args, name, folder) as url:
         server = Server(url, folder)
-        logs, rate = server.loads()
+        again = [] if name in MODELS else [pattern + AGAIN for pattern in ("Poisson", "twice the rate")]
+        logs, rate = server.loads(again)
+        for second in again:
+            pattern = second.removesuffix(AGAIN)
+            figures = [measured(log, log.first, log.last, log.first >= 0) for log in (logs[pattern], logs.pop(second))]
+            pairs = {figure: [one, figures[1][figure]] for figure, one in figures[0].items()}
+            yield {
+                "kind": "again",
+                "server": name,
+                "name": f"{name}: {second}",
+                "figures": pairs,
+                "doubts": (),
+                **errors(pairs),
+            }
         for fitted_to, fitted in (("probe", server.probe()), ("Poisson", server.fitted(logs["Poisson"]))):
             for pattern in [each for each in logs if each != fitted_to]:
                 found = compared(f"{name}: {fitted_to} to {pattern}", fitted, logs[pattern])
@@ -153,7 +173,7 @@ def main() -> None:
         for name in args.servers:
             folder = (args.keep or Path(scratch)) / name
             folder.mkdir(parents=True, exist_ok=True)
-            for run in measured(args, name, folder):
+            for run in judged(args, name, folder):
                 runs.append(run)
                 print(" | ".join(line(run)), file=sys.stderr, flush=True)
                 report.keep(args.json, {"runs": runs})

@@ -20,8 +20,7 @@ from simulate.scenario import Scenario
 from simulate.simulator import Simulation
 from simulate.trace import Trace
 
-APART = 20  # steps between two marks: fewer say little beside the noise of one
-PIECE = 16  # chunks of an answer between two marks, where their times are known
+APART = 20  # steps between two marks, or chunks of an answer whose times are known: fewer say little beside the noise of one
 SOON = 4  # steps within which the first token of a request comes that did not queue
 SHORTEST = 0.05  # seconds; shorter intervals are as noisy as this one
 PATIENCE = 3.0  # times as long as the log that a simulation may take to get as far
@@ -145,9 +144,9 @@ class Intervals:
             marks = [(begin, self.log.first[i]), (end, self.log.last[i])]
             if len(self.log.chunks) > i and end - begin == self.log.output[i] - 1:  # it decoded in every step
                 times, counts = self.log.chunks[i]
-                place = np.cumsum(counts)[::PIECE] if len(counts) else ()
+                place = np.cumsum(counts)[::APART] if len(counts) else ()
                 marks[1:1] = [
-                    (begin + int(p) - 1, float(t)) for p, t in zip(place, times[::PIECE]) if begin < begin + p - 1 < end
+                    (begin + int(p) - 1, float(t)) for p, t in zip(place, times[::APART]) if begin < begin + p - 1 < end
                 ]
             for (before, since), (at, until) in pairwise(marks):
                 self.add(before, at, since, until)

@@ -164,6 +164,6 @@ def row(phase: Phase, o: Outcome, start: float, number: int = 0) -> dict[str, An
     chunks = [] if o.first is None else np.cumsum([start + o.first, *o.gaps]).round(6).tolist()
     return {
         "id": f"{phase.name}/{number + o.index}", "sent": round(start + o.sent, 6), "prompt": o.prompt_tokens or prompt,
-        "output": o.tokens or sum(o.sizes), "limit": limit, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
+        "output": o.tokens or sum(o.sizes) or limit, "limit": limit, "chunks": chunks, "counts": o.sizes, "cached": o.cached_tokens,
         "first": chunks[0] if chunks else None, "last": chunks[-1] if chunks else None, "error": o.error,
     }  # fmt: skip

@@ -154,7 +154,7 @@ SETTINGS = _places(
     " tokens_per_step=tokens_per_step kv_tokens=kv_tokens page_size=page_size prefix_cache=prefix_cache"
 )
 OURS = _places("""sent=sent_s|start_times base=arrival_s|start_times ttft=ttft_s|ttfts e2e=latency_s|e2els id=id client=client
-    prompt=prompt_tokens|input_lens output=output_tokens|output_lens cached=cached_tokens limit=max_tokens error=outcome|errors""")
+    prompt=prompt_tokens|input_lens output=output_tokens|output_lens cached=cached_tokens|cached_lens gaps=itls limit=max_tokens error=outcome|errors""")
 FORMATS = (
     Format("./eb load --csv FILE", frozenset({"sent_s", "latency_s", "outcome"}), OURS, _csv),
     Format("./eb load --json FILE, ./eb compare --out FOLDER", frozenset({"asked_lens", "ttfts"}), OURS, _ours, _places(

@@ -56,7 +56,7 @@ def test_every_format_gives_the_same_requests(path: Path) -> None:
     assert [seen.latency is None for seen in log.trace.seen] == [False, False, False, True]
 
 
-@pytest.mark.parametrize("name", ["aiperf.jsonl", "vllm_bench.json", "steps.jsonl"])
+@pytest.mark.parametrize("name", ["aiperf.jsonl", "client.json", "vllm_bench.json", "steps.jsonl"])
 def test_streams_give_the_times_of_their_chunks(name: str) -> None:
     times, tokens = read(DATA / name).chunks[2]
     np.testing.assert_allclose(times, [1.25, 1.35, 1.45, 1.55], atol=1e-5)

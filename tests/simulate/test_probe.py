@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from client.report.measure import Outcome
 from client.send.load import LoadRun
 from simulate.__main__ import main
 from simulate.fitting.fitted import held
-from simulate.fitting.probe import Phase, plan
+from simulate.fitting.probe import Phase, plan, row
+from simulate.logs.checks import checked
+from simulate.logs.formats import SAME, request
+from simulate.logs.log import Request
 from tests.support.mock_server import MockServer
 from tests.support.servers import Server
 
@@ -156,6 +161,15 @@ def test_when_the_time_is_up_the_rest_is_left_out(server: Slotted, capsys: pytes
     assert "alone" in begun()
     assert sum(name.startswith("traffic") for name in kept()[1]) < 96
     assert "traffic" in capsys.readouterr().err.partition("left out")[2]
+
+
+def test_a_request_that_was_cut_off_is_load_for_the_fit() -> None:
+    cut = Outcome(0, 85, 0.0, 0.0, 4.0, 0, "cut off")
+    found = row(Phase("traffic", "queues", [(0.0, 53, 85)]), cut, 0.0)
+    assert (found["prompt"], found["output"], found["last"]) == (53, 85, None)
+    log = checked([Request(i, 53, 2, i + 0.5, i + 1) for i in range(3)] + [request(found, SAME)], designed=True)
+    assert log.output.tolist() == [2, 85, 2, 2]  # at the same time as the first
+    assert math.isnan(log.last[1])
 
 
 def test_chunks_of_several_tokens_keep_their_numbers(server: Slotted) -> None:
