@@ -5,6 +5,7 @@ Times in the sources are mostly ms; here everything is seconds.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -132,9 +133,7 @@ def interpolate(points: tuple[tuple[float, float], ...], x: float) -> float:
     """Go through ascending points by straight lines, the outer two lines drawn on, never below the first."""
     if len(points) == 1:
         return points[0][1]
-    i = 1
-    while i < len(points) - 1 and points[i][0] < x:
-        i += 1
+    i = min(max(1, bisect_left(points, (x,))), len(points) - 1)
     (x0, y0), (x1, y1) = points[i - 1], points[i]
     return y0 + (y1 - y0) * (max(x, points[0][0]) - x0) / (x1 - x0)
 

@@ -43,7 +43,7 @@ MODELS = {"mock": "mock:{}@4", "bard": "bard"}
 SLOTS, CONTEXT = 8, 1024
 BUSIER = 1.5  # times half the capacity, where policies differ
 SECONDS = 14.0  # that the arrivals of a load may take
-MOST, FEWEST = 200, 40  # requests of a load
+MOST, FEWEST = 200, 32  # requests of a load
 CHAT, AGAIN = "clipped-normal", " again"
 PATTERNS = {  # workload, arrivals, times half the capacity
     "Poisson": (CHAT, "poisson:{}", 1.0), "on-off": (CHAT, "onoff:{}:5", 1.0), "twice the rate": (CHAT, "poisson:{}", 2.0),

@@ -19,6 +19,7 @@ FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the interval
 SLACK = 1e-4  # seconds by which rounded times may contradict each other
 SILENCE, BURSTS = 20, 12  # times as long as the median, and as the mean
 BUSY, MOST = 8, 0.7  # times as many prompt tokens in as long a time; part of the requests that ever run at once
+AT_ONCE = 0.002  # seconds between requests whose order is not known; after three times as long an idle server has begun
 SLOWEST = 5.0  # seconds per token at the median: more are milliseconds
 
 
@@ -40,6 +41,7 @@ def checked(
     whole = sum(math.isfinite(r.last) for r in ran)
     if whole < FEWEST:
         raise ValueError(f"its whole answers are {whole}, but a fit needs {FEWEST}, better 100. Record more requests")
+    ran = _begun(ran) if designed else ran
     if not designed:
         _check_clocks(ran)
     lost = [Note(f"Requests that {why}: {n}. They are left out.", 1 + n / len(arrived)) for why, n in problems.items()]
@@ -50,6 +52,18 @@ def checked(
         ran = [*early, *(r._replace(sent=max(r.sent, begin)) for r in ran if not r.first <= begin)]
         ran.sort(key=lambda r: r.sent)
     return Log.of(ran, server, found)
+
+
+def _begun(ran: Sequence[Request]) -> list[Request]:
+    """Return requests that were sent at once in the order in which the server began them, which only first tokens tell.
+
+    Those whose first token came later than that of the others had missed the step of these.
+    """
+    sent, first = (np.array([getattr(r, name) for r in ran]) for name in ("sent", "first"))
+    heads = sent[np.searchsorted(sent, sent - AT_ONCE)]
+    soonest = np.array([np.fmin.reduce(first[heads == head]) for head in heads])
+    moved = heads + 3 * AT_ONCE * (np.isfinite(soonest) & ~(first <= soonest + AT_ONCE))
+    return [ran[i]._replace(sent=float(moved[i])) for i in np.lexsort((first, moved))]
 
 
 def _begin(ran: Sequence[Request]) -> float:

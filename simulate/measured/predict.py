@@ -25,11 +25,11 @@ from simulate.best import blame, regret
 from simulate.measured import intervals, observed_law
 from simulate.measured.intervals import Noise
 from simulate.measured.observed import seen
+from simulate.measured.recorded import FEWEST_STEPS
 from simulate.measured.served import Record, Served, lasting, step_of
 from simulate.scenario import Chosen
 from simulate.simulator import Run, simulate
 
-FEWEST_STEPS = 30  # a fit needs this many
 MOST_BLAMED = 200  # requests of a run, each of which is left out once
 COLUMNS = ("policy", "load", "repeat", "index", "ttft_s", "simulated_ttft_s", "latency_s", "simulated_latency_s")
 OWN = "each run's own steps"

@@ -63,6 +63,16 @@ def test_streams_give_the_times_of_their_chunks(name: str) -> None:
     assert tokens.tolist() == [1, 1, 1, 1]
 
 
+def test_first_tokens_tell_in_which_order_a_server_saw_the_burst_of_a_probe() -> None:
+    firsts = [0.9, 0.2, 0.2005, 0.9, math.nan]
+    burst = [Request(0.0004 * i, 10 + i, 3, first, first + 0.1, str(i)) for i, first in enumerate(firsts)]
+    alone = Request(2.0, 99, 3, 2.1, 2.2, "alone")
+    log = checked([*burst, alone], designed=True)
+    assert log.prompt.tolist() == [11, 12, 10, 13, 14, 99]
+    np.testing.assert_allclose(log.at, [0, 0, 0.006, 0.006, 0.006, 2], atol=1e-9)
+    assert checked([*burst, alone]).prompt.tolist() == [10, 11, 12, 13, 14, 99]
+
+
 def test_a_format_is_known_by_its_content_and_the_error_lists_all_of_them(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes((DATA / "spans.jsonl").read_bytes())
     assert read(tmp_path / "log").server == {"engine": "vllm"}
