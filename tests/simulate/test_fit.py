@@ -119,7 +119,7 @@ def test_a_cost_file_without_requests_is_no_fit(tmp_path: Path) -> None:
         (served(count=1), "needs 3"),
         (served(count=2), "needs 3"),
         ([r._replace(output=1, last=r.first) for r in served(count=30)], "two tokens"),
-        ([r._replace(first=math.nan) for r in served(count=30)], "first and a last token"),
+        ([r._replace(first=math.nan) for r in served(count=30)], "streamed answers"),
     ],
     ids=["one", "two", "single tokens", "no first tokens"],
 )
