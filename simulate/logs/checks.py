@@ -57,12 +57,13 @@ def checked(
 def _begun(ran: Sequence[Request]) -> list[Request]:
     """Return requests that were sent at once in the order in which the server began them, which only first tokens tell.
 
-    Those whose first token came later than that of the others had missed the step of these.
+    Those whose first token came half a step later than that of the others, or more, had missed the step of these.
     """
-    sent, first = (np.array([getattr(r, name) for r in ran]) for name in ("sent", "first"))
+    sent, first, pace = np.array([(r.sent, r.first, (r.last - r.first) / max(1, r.output - 1)) for r in ran]).T
     heads = sent[np.searchsorted(sent, sent - AT_ONCE)]
     soonest = np.array([np.fmin.reduce(first[heads == head]) for head in heads])
-    moved = heads + 3 * AT_ONCE * (np.isfinite(soonest) & ~(first <= soonest + AT_ONCE))
+    late = np.isfinite(soonest) & ~(first <= soonest + np.nanmedian(pace) / 2)
+    moved = heads + 3 * AT_ONCE * late
     return [ran[i]._replace(sent=float(moved[i])) for i in np.lexsort((first, moved))]
 
 
