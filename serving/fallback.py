@@ -105,6 +105,11 @@ class Fallback:
         """Return whether there is a lease, and `lease`, if given, is that one."""
         return bool(self.holder) and (lease is None or lease.holder == self.holder)
 
+    def like(self, name: str, serving: Policy | None) -> Policy | None:
+        """Return a new policy like the one of this name that serves, or that comes back after a lease; None for other names."""
+        known = (serving, *(self._before[-1:] if self.holder else ()))
+        return next((policy.renew() for policy in known if policy is not None and policy.name == name), None)
+
     def keep_below(self, policy: Policy) -> None:
         """Have a policy to go back to, if there is none."""
         self._before = self._before or [policy]

@@ -98,7 +98,9 @@ def routes_of(service: Service) -> Routes:
     def switch() -> Response:
         engine, known = generation.ready_engine(service), service.policies
         params, ignored = body.validate(PolicyRequest, body.take(request, EXAMPLE))
-        policy = create(known, params.policy, service.config.max_batch_size, params.options)
+        is_kept = params.for_s is not None and not params.options
+        policy = engine.manager.fallback.like(params.policy, engine.manager.policy) if is_kept else None
+        policy = policy or create(known, params.policy, service.config.max_batch_size, params.options)
         if params.for_s is not None and not getattr(known, "leases", True):
             raise ApiError("replicas of a fleet lease no policy. Leave out for_s", param="for_s")
         if params.lease and params.for_s is None:
@@ -117,7 +119,7 @@ def routes_of(service: Service) -> Routes:
     def end() -> Response:
         engine = generation.ready_engine(service)
         holder = request.args.get("lease")
-        engine.manager.inbox.switch(None, service.stall_seconds, Lease(holder, 0.0) if holder else None)
+        engine.manager.inbox.switch(None, service.stall_seconds, None if holder is None else Lease(holder, 0.0))
         return jsonify(state(engine))
 
     @routes.post(
@@ -138,10 +140,11 @@ def routes_of(service: Service) -> Routes:
     )  # fmt: skip
     def served() -> Response:
         engine = generation.ready_engine(service)
-        since = request.args.get("since", 0, int)
-        if service.served is None or since < 0:
+        since = request.args.get("since", "0")
+        if service.served is None or not since.isdecimal():
             raise ApiError("since must be 0 or `next` of the last answer", param="since")
-        return jsonify(**service.served.since(since), **state(engine), last_failure=last_failure(engine))
+        now = {"last_failure": last_failure(engine), "leased": bool(engine.manager.fallback.holder)}
+        return jsonify(**service.served.since(int(since)), **state(engine), **now)
 
     return routes
 

@@ -47,13 +47,8 @@ LOOK_EVERY = 0.1  # seconds
 SWITCH_SECONDS = 3.0  # vLLM looks for another policy four times a second, but only while it has requests
 PIECE, KEPT = 1 << 20, 256  # bytes read at once, and remembered to tell whether the file is still the same
 NONE = cast(Any, None)
-CHANGES = (
-    "/policy",
-    "/policy/lease",
-    "/policy/receipt",
-    "/web/markdown",
-    "/what-if",
-)  # that are served although their method is not GET
+# Those that are served although their method is not GET.
+CHANGES = ("/policy", "/policy/lease", "/policy/receipt", "/web/markdown", "/what-if")
 HINTS = {"client", "priority", "open_ended", "adapter", "session", "program", "constrained"}
 
 
@@ -177,6 +172,8 @@ class Watch(BatchingManager):
             wish: dict[str, Any] = {"lease": kept.holder}
             if wanted is not None:
                 kept.check(lease, now)
+                if wanted.name == self._file:
+                    raise InferenceError("invalid_request_error", f"vLLM loads {self._file} at its start only")
                 wish = {"policy": wanted.name, "options": values_of(wanted)}
                 wish |= {"lease": lease.holder, "until": now + lease.seconds, "renews": lease.renews} if lease else {}
             elif not kept.is_ended_by(lease):

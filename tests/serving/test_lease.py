@@ -199,14 +199,40 @@ def test_a_lease_by_the_api(client: FlaskClient) -> None:
     assert [one.status_code for one in refused] == [409] * 3
     assert refused[0].get_json()["error"]["type"] == "conflict_error"
     assert client.get("/policy").get_json()["policy"] == "static"
+    assert client.get("/served").get_json()["leased"]
+    for wrong in ("", "another"):  # of a shell variable that is not set
+        assert client.delete(f"/policy/lease?lease={wrong}").get_json()["policy"] == "static"
     assert client.delete("/policy/lease").get_json()["policy"] == before
     assert put("static", for_s=LONG, lease=lease).status_code == 409
     assert put("nobatch", for_s=SHORT).get_json()["policy"] in ("nobatch", before)  # it may have ended already
     wait_until(lambda: client.get("/policy").get_json()["policy"] == before)
     assert put("static", lease=lease).status_code == 400
-    for wrong in (0, -1, 601, "20", True):
-        assert put("static", for_s=wrong).status_code == 400
+    for seconds in (0, -1, 601, "20", True):
+        assert put("static", for_s=seconds).status_code == 400
     assert put("dynamic").status_code == 200
+
+
+def test_a_leased_policy_of_the_name_that_serves_is_like_it(client: FlaskClient, machine: Machine) -> None:
+    """It has the same options, and can be a user's own, while it serves and while another is leased in its place."""
+
+    def put(policy: str, **fields: Any) -> Any:
+        return client.put("/policy", json={"policy": policy, **fields}).get_json()
+
+    before = put("dynamic+sjf", options={"predictor": "mean"})["options"]
+    lease = put("dynamic+sjf", for_s=LONG)
+    assert lease["options"] == before
+    assert put("nobatch", for_s=LONG, lease=lease["lease"])["policy"] == "nobatch"
+    assert put("dynamic+sjf", for_s=LONG, lease=lease["lease"])["options"] == before
+    other = put("dynamic+sjf", for_s=LONG, lease=lease["lease"], options={"predictor": "noisy"})["options"]
+    assert other["predictor"] == "noisy"
+    client.delete("/policy/lease")
+    assert put("dynamic+sjf")["options"]["predictor"] != "mean"  # for good, it is as it is named
+
+    fallback = machine.manager.fallback
+    for name, known in ((machine.own.name, True), ("static", False)):
+        assert isinstance(fallback.like(name, machine.manager.policy), Learning) == known
+    machine.lend()
+    assert isinstance(fallback.like(machine.own.name, machine.manager.policy), Learning)
 
 
 def test_only_the_holder_of_a_lease_shows_what_it_found(client: FlaskClient) -> None:
@@ -244,4 +270,5 @@ def test_what_was_served_by_which_policy(client: FlaskClient) -> None:
     assert "ann" not in first
     assert client.get("/served?since=2").get_json()["ended"] == rows[2:]
     assert client.get("/served?since=3").get_json()["ended"] == []
-    assert client.get("/served?since=-1").status_code == 400
+    for wrong in ("-1", "abc", "1.5", "NaN", ""):
+        assert client.get(f"/served?since={wrong}").status_code == 400
