@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import random
 import sys
 import time
@@ -61,6 +62,8 @@ class Switch:
 
     def __init__(self, target: Target, arms: dict[str, str], limits: Mapping[str, float] | None = None) -> None:
         self._target, self.arms, self._limits = target, arms, limits
+        self._options: dict[str, Any] = {}  # of the arms that have served
+        self._failure: Any = None  # the last one of any policy before this command had a lease
         self.requests: dict[str, Request] = {}
         self.windows: list[Window] = []
         self.lease, self.serves = "", ""  # what this command has, and the name of the policy that serves
@@ -71,15 +74,16 @@ class Switch:
         answer = self._target.ask(method, path, body, SIMULATION)
         try:
             said: dict[str, Any] = answer.json()
-            if answer.status_code != 200:
-                raise Ended(str(said["error"]["message"]))
-        except (ValueError, LookupError, TypeError):
-            text = f"{method} {path} has another answer (HTTP {answer.status_code}) than a server of ours"
-            raise Ended(text) from None
+            error = "" if {"policy", "lanes"} & said.keys() else str(said["error"]["message"])
+        except (ValueError, LookupError, TypeError, AttributeError):
+            error = f"{method} {path} has another answer (HTTP {answer.status_code}) than a server of ours"
+            raise Ended(error) from None
+        if error:
+            raise UsageError(error) if said["error"].get("param") == "policies" else Ended(error)
         return said
 
-    def look(self) -> None:
-        """Take in what was served. Raise Ended if requests are missing, or another policy serves than this command has chosen."""
+    def look(self) -> bool:
+        """Take in what was served; return whether there is a lease. Raise Ended if requests are missing, or another policy serves."""
         told = self.ask("GET", f"/served?since={self._next}")
         if told["next"] < self._next:
             raise Ended("the server was started again")
@@ -88,17 +92,20 @@ class Switch:
         if told["lost"]:
             self.requests.clear()  # also those whose end is not known
         self._next, self.now, before, self.serves = told["next"], told["now"], self.serves, told["policy"]
+        if not self.lease:
+            self._failure = told["last_failure"]
         for one in (*told["ended"], *told["open"]):
             self.requests[one["id"]] = Request(*(one[name] for name in Request._fields))
         if self.lease and self.serves != before:
-            failed = told["last_failure"] or {}
+            failed = told["last_failure"] if told["last_failure"] != self._failure else {}
             why = f"{before} failed ({failed['error']})" if failed.get("policy") == before else "the lease was ended"
             raise Ended(f"{why}, and {self.serves} serves again")
+        return bool(told["leased"])
 
     def serve(self, arm: str, seconds: float) -> None:
         """Serve a window with a policy."""
         told = self.ask("PUT", "/policy", {"policy": self.arms[arm], "for_s": seconds + SLACK, "lease": self.lease})
-        self.lease, self.serves = told["lease"], told["policy"]
+        self.lease, self.serves, self._options[arm] = told["lease"], told["policy"], told["options"]
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             time.sleep(min(LOOK_EVERY, left))
@@ -107,9 +114,13 @@ class Switch:
 
     def predict(self) -> dict[str, dict[str, float]]:
         """Return the changes that the server's simulator expects from what was served; raise Ended if it cannot tell."""
-        told = self.ask("POST", "/what-if", {"policies": [*self.arms.values()], "count": 400})
-        steps = {lane["policy"]: lane["records"] for lane in told["lanes"] if not lane["measured"]}
-        lanes = [steps.get(name, ()) for name in self.arms.values()]
+        others = [name for name in self.arms.values() if name != self.serves]  # that which serves is simulated as it is
+        told = self.ask("POST", "/what-if", {"policies": others, "count": 400})
+        simulated = {lane["policy"]: lane for lane in told["lanes"] if not lane["measured"]}
+        failed = sum(one.failed for one in self.requests.values()) / max(1, len(self.requests))
+        if failed > receipt.MOST_FAILED or not all(simulated[name]["whole"] for name in self.arms.values()):
+            raise Ended("requests fail or are refused, of which a simulation tells nothing")
+        lanes = [simulated[name]["records"] for name in self.arms.values()]
 
         def ends_of_steps(kind: str) -> list[dict[str, float]]:
             """Return for both lanes when the last step ended in which a request left, or a part of its prompt was computed."""
@@ -131,29 +142,35 @@ class Switch:
         self, planned: int, seconds: float, before: dict[str, dict[str, float]] | None, console: Console
     ) -> dict[str, Any]:
         """Serve windows until a look tells, or all have passed; return the receipt."""
-        found, why = receipt.receipt([], [], self.now, planned), ""
+
+        def receipt_now() -> dict[str, Any]:
+            seen = [*self.requests.values()]
+            found = receipt.receipt(seen, self.windows, self.now, planned, before, self._limits)
+            return {"arms": self.arms, "options": self._options, **found}
+
+        found, why, looks = receipt_now(), "", receipt.looks_of(planned)
         try:
             self.look()  # what ended meanwhile may no longer be kept
             for done in range(1, planned + 1):
                 for arm in random.sample("AB", 2):
                     self.serve(arm, seconds)
-                seen = [*self.requests.values()]
-                found = receipt.receipt(seen, self.windows, self.now, planned, before, self._limits)
+                if done not in (receipt.FEWEST, *looks):
+                    continue
+                found = receipt_now()
                 if done == receipt.FEWEST:
                     say(console, receipt.need(found))
-                if found["verdict"] == receipt.UNKNOWN and done >= receipt.FEWEST:
+                if found["verdict"] == receipt.UNKNOWN:
                     break
-                if found["verdict"] in (receipt.TAKE_B, receipt.KEEP_A) and done in receipt.looks_of(planned):
+                if found["verdict"] in (receipt.TAKE_B, receipt.KEEP_A) and done in looks:
                     break
         except (Ended, ServerUnreachable) as error:
             why = str(error)
         except KeyboardInterrupt:
             why = "stopped by Ctrl-C"
-        found = {"arms": self.arms, **found, "ended": why}
+        found = (found if found["done"] == len(self.windows) // 2 else receipt_now()) | {"ended": why}
         if self.lease:
-            with contextlib.suppress(Ended, ServerUnreachable):
-                self.ask("POST", "/policy/receipt", {"lease": self.lease, "lines": receipt.lines_of(found)})
             with contextlib.suppress(Ended, ServerUnreachable):  # the server ends the lease by itself, too
+                self.ask("POST", "/policy/receipt", {"lease": self.lease, "lines": receipt.lines_of(found)})
                 self.ask("DELETE", f"/policy/lease?lease={self.lease}")
         return found
 
@@ -162,16 +179,25 @@ def run(args: Values, console: Console) -> int:
     """Predict, ask, measure, and show the receipt."""
     has_url = bool(args.what) and flags.is_address(args.what[0])
     url, names = (args.what[0] if has_url else flags.LOCAL), args.what[has_url:]
-    if len(set(names)) != 2 or len(names) != 2:
+    if len(set(names)) != 2 or len(names) != 2 or not all(names):
         raise UsageError("name two policies, as in ./eb switch [URL] dynamic dynamic+sjf")
     if args.report:
         writable(args.report, "--report")
     target = Target(flags.at_port(flags.base_url(url), args.port), api_key=args.api_key)
     switch, before = Switch(target, dict(zip("AB", names)), dict(args.goodput)), None
     try:
-        switch.look()
+        if switch.look():
+            raise Ended("another client has leased the policy. Wait, or end that with DELETE /policy/lease")
     except Ended as error:
         raise UsageError(str(error)) from None
+    waited = [receipt.latency(one, switch.now) for one in switch.requests.values()]
+    usual = min(LONGEST, max(SHORTEST, LATENCIES * float(np.percentile(waited, 99)))) if waited else USUAL
+    seconds = args.window or usual
+    planned = int(args.minutes * 60 / (2 * seconds))
+    if planned < receipt.TELLING:
+        least = math.ceil(receipt.TELLING * 2 * seconds / 6) / 10
+        text = f"{args.minutes:g} min have {planned} pairs of windows of {seconds:.0f} s, and {receipt.TELLING} are the fewest that can tell"
+        raise UsageError(f"{text}. Use --minutes {least:g}, or a shorter --window")
     try:
         before = switch.predict()
         for name, change in before.items():
@@ -180,24 +206,22 @@ def run(args: Values, console: Console) -> int:
         say(console, f"no prediction: {error}")
     except ServerUnreachable:  # a simulation takes long where the processor has no time for it
         say(console, f"no prediction: no answer within {SIMULATION:.0f} s")
-    waited = receipt.latencies([*switch.requests.values()], switch.now)
-    usual = min(LONGEST, max(SHORTEST, LATENCIES * float(np.percentile(waited, 99)))) if waited else USUAL
-    seconds = args.window or usual
-    planned = max(1, int(args.minutes * 60 / (2 * seconds)))
     say(console, f"{target.url} will serve all its clients with {names[0]} (A) and {names[1]} (B) in turns of {seconds:.0f} s, for at "
-        f"most {planned * 2 * seconds / 60:.3g} minutes. Then {switch.serves} serves again, also after Ctrl-C")  # fmt: skip
+        f"most {planned * 2 * seconds / 60:.3g} min. Then {switch.serves} serves again, also after Ctrl-C")  # fmt: skip
     if not args.yes:
         if not sys.stdin.isatty():
             raise UsageError("there is no terminal to ask for confirmation. Use --yes to begin")
-        if input("Begin? [y/N] ").strip().lower() not in ("y", "yes"):
+        say(console, "Begin? [y/N]")
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             return FINE
     found = switch.measure(planned, seconds, before, console)
     show(console, found)
+    emit_json(json.loads(json.dumps(found), parse_constant=lambda name: None))  # JSON has no infinity
     if args.report:
         page = Console(record=True, file=StringIO(), width=100)
         show(page, found)
+        writable(args.report, "--report")  # its folder may be gone
         page.save_html(str(args.report))
-    emit_json(json.loads(json.dumps(found), parse_constant=lambda name: None))  # JSON has no infinity
     return SOME_FAILED if found["ended"] else FINE
 
 

@@ -178,7 +178,7 @@ def summary(case: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         {receipt.TAKE_B if CASES[case].get("effect", 0) > 0 else receipt.KEEP_A} if CASES[case].get("effect") else set()
     )
     goodput = [one["figures"]["goodput"] for one in found]
-    held, held_goodput = ([one["held"] for one in each if "held" in one] for each in (goals, goodput))
+    held, held_goodput = ([one["held"] for one in each if one.get("held") is not None] for each in (goals, goodput))
     return {
         "runs": len(found), "verdicts": dict(Counter(one["verdict"] for one in found)), "enough": len(enough),
         "found": sum(one["verdict"] in TOLD for one in enough), "wrong": sum(one["verdict"] in wrong for one in found),

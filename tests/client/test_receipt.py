@@ -11,24 +11,25 @@ import numpy as np
 import pytest
 
 from client.report import receipt
-from client.report.receipt import GOAL, KEEP_A, SAME, TAKE_B, UNKNOWN, Request, Window
+from client.report.receipt import FEWEST, GOAL, KEEP_A, SAME, TAKE_B, TELLING, TOO_FEW, UNKNOWN, Request, Window
 from dev.benchmarks.receipts import CASES, experiment
 from tests.support import sample
 
 ORDER = "ABBAABBAABBAABBAABBA"
+NAMES = {"arms": {"A": "static", "B": "dynamic"}, "ended": ""}
 
 
 def windows(order: str = ORDER, seconds: float = 10.0) -> list[Window]:
     return [Window(arm, i * seconds, (i + 1) * seconds) for i, arm in enumerate(order)]
 
 
-def steady(b: float = 1.0, order: str = ORDER, **more: Any) -> list[Request]:
+def steady(b: float = 1.0, order: str = ORDER, client: str = "") -> list[Request]:
     """Return a request a second that takes about a second under A, and `b` as long under B."""
     rng = np.random.default_rng(1)
     rows = []
     for i in range(10 * len(order)):
         took = (b if order[i // 10] == "B" else 1.0) * float(rng.uniform(0.9, 1.1))
-        rows.append(Request(str(i), i + 0.0, i + took / 2, i + took, 10, f"c{i % 2}", **more))
+        rows.append(Request(str(i), i + 0.0, i + took / 2, i + took, 10, client or f"c{i % 2}"))
     return rows
 
 
@@ -57,8 +58,9 @@ def test_goodput_is_the_share_within_all_limits() -> None:
         Request("failed", 0.0, None, 0.1, 0, failed=True), Request("waits", 0.0, None, None, 0),
     ]  # fmt: skip
     share = receipt.goodput({"ttft": 500.0, "e2el": 2000.0})["goodput"]
-    assert (share(rows, 0.4), share(rows, 9.0)) == (0.4, 0.2)
-    assert receipt.goodput({"tpot": 101.0})["goodput"](rows[:3], 9.0) == pytest.approx(2 / 3)
+    assert [sum(share(one, now)[0] for one in rows) for now in (0.4, 9.0)] == [2, 1]
+    tpot = receipt.goodput({"tpot": 101.0})["goodput"]
+    assert [tpot(one, 9.0) for one in rows[:3]] == [(True, 1), (True, 1), (False, 1)]
     assert receipt.goodput({}) == {}
 
 
@@ -84,7 +86,7 @@ def test_a_request_belongs_to_the_window_in_which_it_arrived() -> None:
 
 def test_who_has_not_ended_counts_with_what_it_has_waited() -> None:
     one, two = Request("1", 5.0, None, None, 0), Request("2", 6.0, 7.0, None, 3)
-    assert receipt.latencies([one, two], 15.0) == [10.0, 9.0]
+    assert [receipt.latency(r, 15.0) for r in (one, two)] == [10.0, 9.0]
     assert [receipt.first_token(r, 15.0) for r in (one, two)] == [10.0, 1.0]
     assert receipt.first_token(Request("3", 5.0, None, 8.0, 0), 15.0) == 3.0
 
@@ -94,13 +96,15 @@ def test_a_wash_out_without_an_end_is_said() -> None:
     found = of([*steady(1.2), *endless])
     assert found["verdict"] == UNKNOWN
     assert found["void"]["washed"] > 10
+    assert "of 20 windows earlier requests were too slow to leave" in receipt.lines_of(found | NAMES)[-1][0]
 
 
 def test_windows_without_requests_do_not_count_and_too_little_traffic_is_said() -> None:
     found = of([one for one in steady() if one.at < 35], ORDER[:6], planned=10)
     assert (found["pairs"], found["done"], found["void"]) == (2, 3, {"empty": 2} if ORDER else {})
     assert found["needed_s"] is None
-    assert "too little traffic: 2 of 3" in receipt.need(found)
+    assert "too little traffic: 2 of 3 pairs count; in 2 of 6 windows no request arrived" in receipt.need(found)
+    assert "in 2 of 6 windows no request arrived" in receipt.lines_of(found | NAMES)[-1][0]
     noisy = [one._replace(end=one.end + 20 * (i % 7 == 0) * (i % 3)) for i, one in enumerate(steady()) if one.end]
     found = of([one._replace(end=min(one.end or 0, one.at + 4)) for one in noisy], ORDER[:6], planned=3)
     assert found["needed_s"] > 60
@@ -117,7 +121,31 @@ def test_who_is_refused_does_not_look_fast() -> None:
     found = of(refused)
     assert found["figures"][GOAL]["high"] < 0
     assert found["verdict"] == KEEP_A
-    assert found["failed"] == [0.0, pytest.approx(1 / 6)]
+    assert (found["figures"]["failed"]["a"], found["figures"]["failed"]["b"]) == (0.0, pytest.approx(1 / 6))
+
+
+@pytest.mark.parametrize(("refuses", "verdict", "result"), [("A", TAKE_B, "won"), ("B", KEEP_A, "lost")])
+def test_the_side_that_refuses_requests_wins_neither_in_all_nor_for_a_client(
+    refuses: str, verdict: str, result: str
+) -> None:
+    rows = [
+        one._replace(end=one.at, failed=True) if ORDER[i // 10] == refuses and i % 5 < 2 else one
+        for i, one in enumerate(steady(client="ann"))
+    ]
+    found = of(rows)
+    assert (found["verdict"], found["clients"][0]["result"]) == (verdict, result)
+    assert "failed" in [line[0] for line in receipt.lines_of(found | NAMES)]
+    few = [
+        one._replace(failed=False) if i % 50 != 1 else one for i, one in enumerate(rows)
+    ]  # a share that may be chance
+    assert of(few)["verdict"] == SAME
+    assert "failed" not in [line[0] for line in receipt.lines_of(of(steady()) | NAMES)]
+
+
+def test_a_client_that_no_pair_has_on_both_sides_is_shown_without_figures() -> None:
+    rows = [*steady(client="ann"), Request("1", 15.0, 15.1, 15.2, 3, "ben")]
+    ann, ben = receipt.lines_of(of(rows) | NAMES)[-3:-1]
+    assert (ann[0], ben) == ("ann", ["ben", "-", "-", "- (too few)", TOO_FEW])
 
 
 def test_who_won_and_who_lost() -> None:
@@ -139,6 +167,15 @@ def test_answers_of_another_length_are_no_effect() -> None:
     assert abs(of(rows)["figures"][GOAL]["change"]) < 0.01
 
 
+def by_latency(one: Request, now: float) -> tuple[float, float]:
+    return receipt.latency(one, now), 1
+
+
+def single(rows: Any) -> list[receipt.Pair]:
+    """Return pairs of windows with a request each, which takes as long as these columns say."""
+    return [([Request("a", 0.0, None, a, 1)], [Request("b", 0.0, None, b, 1)]) for a, b in rows]
+
+
 def test_the_looks_spend_no_more_than_there_is() -> None:
     for planned in (1, 3, 7, 10, 40):
         looks = sorted(set(receipt.looks_of(planned)))
@@ -152,15 +189,38 @@ def test_an_interval_misses_no_more_often_than_it_may(count: int) -> None:
     rng, misses, runs = np.random.default_rng(count), 0, sample(1000)
     for _ in range(runs):
         level, noise = rng.uniform(1, 100, (count, 1)), rng.normal(0, 0.1, (count, 2))
-        found = receipt.change(level * (1 + noise), 0.1)
+        found = receipt.change(receipt.pooled(single(level * (1 + noise)), by_latency, 0.0), count, 0.1)
         misses += not found["low"] <= 0 <= found["high"]
     assert misses <= 0.1 * runs + 3 * math.sqrt(0.09 * runs)
 
 
 def test_few_pairs_tell_nothing() -> None:
-    found = receipt.change([[1.0, 2.0]] * 4, 0.05)
-    assert (found["low"], found["high"]) == (-1.0, math.inf)
+    found = receipt.change(receipt.pooled(single([[1.0, 2.0]] * 4), by_latency, 0.0), 4, 0.05)
+    assert (found["low"], found["high"], found["enough"]) == (-1.0, math.inf, False)
     assert found["change"] == 1.0
+
+
+@pytest.mark.parametrize(("pairs", "verdict"), [(1, TOO_FEW), (TELLING - 1, TOO_FEW), (TELLING, TAKE_B)])
+def test_what_too_few_pairs_show_is_no_verdict_and_holds_no_prediction(pairs: int, verdict: str) -> None:
+    before = {GOAL: {"change": -0.2, "low": -0.3, "high": -0.1}}
+    found = of(steady(0.8, ORDER[: 2 * pairs]), ORDER[: 2 * pairs], before=before)
+    assert found["verdict"] == verdict
+    assert {one["result"] for one in found["clients"]} == {TOO_FEW}  # they need more, as they are two
+    assert found["figures"][GOAL].get("held") == (None if verdict == TOO_FEW else True)
+    assert (found["needed_s"] is None) == (pairs < FEWEST)
+    assert pairs < FEWEST or found["needed_s"] >= 20 * TELLING
+
+
+def test_figures_are_over_all_requests_of_a_side() -> None:
+    """Of windows with few requests and windows with many, and of latencies that most windows do not have."""
+    rows = [one._replace(end=one.at + 5.0) if i % 40 == 7 else one for i, one in enumerate(steady(0.8))]
+    rows += [Request(f"burst {i}", 22.0, 26.0, 27.0, 10) for i in range(100)]
+    found, (pairs, _) = of(rows, limits={"e2el": 1500.0}), receipt.pairs_of(rows, windows(), 200.0)
+    for side, times in zip("ab", ([receipt.latency(one, 0) for pair in pairs for one in pair[k]] for k in (0, 1))):
+        figures = {name: one[side] for name, one in found["figures"].items()}
+        assert figures["goodput"] == pytest.approx(np.mean(np.array(times) <= 1.5))
+        assert figures["E2E p99"] == pytest.approx(np.percentile(times, 99, method="higher"))
+        assert figures[GOAL] == pytest.approx(np.mean(times))  # all answers have the same length
 
 
 @pytest.mark.parametrize(("low", "high", "held"), [(-0.1, 0.1, True), (0.29, 0.31, False), (0.1, 0.22, True)])

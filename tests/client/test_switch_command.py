@@ -12,13 +12,14 @@ import threading
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from client import switch
-from client.report.receipt import FEWEST, SAME, UNKNOWN
+from client.report.receipt import FEWEST, TAKE_B, TELLING, TOO_FEW, UNKNOWN, Request
 from client.send.target import ServerUnreachable, Target
 from tests.support import ROOT, in_background, wait_until
 from tests.support.servers import Server, clean_environment, kill
@@ -91,14 +92,16 @@ def has_lease(server: Server, since: int) -> bool:
 
 def test_an_experiment_ends_with_a_receipt(server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     more = ["--goodput", "ttft:60000", "e2el:60000", "--report", str(tmp_path / "receipt.html")]
-    assert switch.main(command(server, "--minutes", "0.14", *more)) == 0  # four pairs
+    assert switch.main(command(server, "--minutes", "0.24", *more)) == 0  # seven pairs
     out, err = capfd.readouterr()
     found = json.loads(out)
     assert found["arms"] == {"A": "dynamic", "B": "dynamic+sjf"}
-    assert (found["planned"], found["ended"]) == (4, "")
+    assert (found["planned"], found["ended"]) == (TELLING, "")
     # On a busy machine, requests of one window are still there in the next, and the end comes after three pairs.
-    assert (found["verdict"], found["done"]) in ((SAME, 4), (UNKNOWN, 4), (UNKNOWN, FEWEST))
-    assert found["figures"]["E2E mean"]["high"] is None  # four pairs tell nothing
+    assert found["done"] == TELLING or (found["verdict"], found["done"]) == (UNKNOWN, FEWEST)
+    assert (found["pairs"] == TELLING) == (found["verdict"] not in (UNKNOWN, TOO_FEW))
+    assert found["options"].keys() == {"A", "B"}
+    assert "predictor" in found["options"]["B"]
     goodput = found["figures"]["goodput"]
     if found["pairs"]:
         assert len(found["clients"]) == 2
@@ -181,6 +184,11 @@ def test_who_ends_the_lease_ends_the_experiment(server: Server) -> None:
     assert serving(server) == "static"
 
 
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
 def test_it_never_begins_without_a_word(
     server: Server, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -195,14 +203,65 @@ def test_it_never_begins_without_a_word(
     err = capfd.readouterr().err
     assert "Use --yes to begin" in err
     assert "no prediction: no answer within 90 s" in err
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    for answer in ("", "n"):
-        monkeypatch.setattr("builtins.input", lambda question, answer=answer: answer)
+    for answer in ("\n", "n\n", ""):  # also Ctrl-D
+        monkeypatch.setattr(sys, "stdin", Terminal(answer))
         assert switch.main(asked) == 0
     assert server.get("/policy").json["policy"] == "static"
 
 
-@pytest.mark.parametrize("words", [[], ["dynamic"], ["dynamic", "dynamic"], ["a", "b", "c"]])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["dynamic", "nosuch"], "unknown policy 'nosuch'"),
+        (["dynamic", "dynamic+nosuch"], "unknown order 'nosuch'"),
+        (
+            ["dynamic", "nobatch", "--window", "10", "--minutes", "2"],
+            "have 6 pairs of windows of 10 s, and 7 are the fewest",
+        ),
+        (["dynamic", "nobatch", "leased"], "another client has leased the policy"),
+    ],
+)
+def test_what_cannot_begin_is_refused_before_it_is_announced(
+    server: Server, words: list[str], message: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if words[-1] == "leased":
+        words = words[:-1]
+        server.send("PUT", "/policy", json.dumps({"policy": "nobatch", "for_s": 600.0}).encode(), **JSON)
+    assert switch.main([f"127.0.0.1:{server.port}", *words, "--yes"]) == 2
+    out, err = capfd.readouterr()
+    assert message in err
+    assert "will serve all its clients" not in out + err
+
+
+@pytest.mark.parametrize("answer", [{}, [], {"status": "ok"}, 3, None])
+def test_another_server_is_named_as_such(
+    answer: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reply = SimpleNamespace(status_code=200, json=lambda: answer)
+    monkeypatch.setattr(Target, "ask", lambda *asked: reply)
+    assert switch.main(["127.0.0.1:1", *ARMS, "--yes"]) == 2
+    assert "has another answer (HTTP 200) than a server of ours" in capfd.readouterr().err
+
+
+def test_a_report_that_cannot_be_written_loses_no_receipt(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tests.client.test_receipt import NAMES, of, steady
+
+    (tmp_path / "folder").mkdir()
+
+    def measure(*asked: Any) -> dict[str, Any]:
+        (tmp_path / "folder").rmdir()
+        return of(steady(0.8)) | NAMES
+
+    monkeypatch.setattr(switch.Switch, "measure", measure)
+    assert switch.main(command(server, "--report", str(tmp_path / "folder" / "receipt.html"))) == 2
+    out, err = capfd.readouterr()
+    assert json.loads(out)["verdict"] == TAKE_B
+    assert "cannot write" in err
+
+
+@pytest.mark.parametrize("words", [[], ["dynamic"], ["dynamic", "dynamic"], ["a", "b", "c"], ["dynamic", ""]])
 def test_two_policies_must_be_named(words: Sequence[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert switch.main([*words, "--yes"]) == 2
     assert "name two policies" in capfd.readouterr().err
@@ -221,27 +280,49 @@ class Scripted(switch.Switch):
 
 
 def served(policy: str, now: float = 0.0, **more: Any) -> dict[str, Any]:
-    return {"now": now, "next": 0, "lost": 0, "ended": [], "open": [], "policy": policy, "last_failure": None, **more}
+    return {
+        "now": now,
+        "next": 0,
+        "lost": 0,
+        "ended": [],
+        "open": [],
+        "policy": policy,
+        "last_failure": None,
+        "leased": False,
+        **more,
+    }
 
 
-def test_a_policy_that_fails_ends_it_and_is_named() -> None:
-    failure = {"policy": "dynamic", "error": "KeyError: 3", "now": "static"}
+def lent(policy: str, now: float = 0.0) -> dict[str, Any]:
+    return {"policy": policy, "lease": "x", "now": now, "options": {}}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_policy_that_fails_ends_it_and_is_named(is_old: bool) -> None:
+    """If it failed before, it is not blamed for the end of the lease."""
+    old = [{"policy": name, "error": "ValueError: 1", "now": "static", "time": 1.0} for name in ARMS]
+    arms: list[str] = []
 
     def answer(method: str, path: str, body: Any) -> Any:
         if method == "PUT":
-            return {"policy": body["policy"], "lease": "x", "now": 0.0}
-        return served(
-            "static", last_failure={**failure, "policy": "dynamic+sjf"} if "sjf" in str(scripted.asked) else failure
-        )
+            arms.append(body["policy"])
+            return lent(body["policy"])
+        new = {"policy": arms[-1], "error": "KeyError: 3", "now": "static", "time": 2.0} if arms else {}
+        last = [one for one in old if not arms or one["policy"] == arms[-1]][-1]
+        return served("static", last_failure=last if is_old or not arms else new)
 
     scripted = Scripted(answer)
+    if is_old:
+        scripted.arms = {"A": ARMS[1], "B": ARMS[1]}  # that which failed last
     found = scripted.measure(3, 0.01, None, Console(quiet=True))
-    assert found["ended"].startswith("dynamic")
-    assert "failed (KeyError: 3), and static serves again" in found["ended"]
+    if is_old:
+        assert found["ended"] == "the lease was ended, and static serves again"
+        return
+    assert found["ended"] == f"{arms[-1]} failed (KeyError: 3), and static serves again"
     assert scripted.asked[-1][:2] == ("DELETE", "/policy/lease?lease=x")
     method, path, shown = scripted.asked[-2]
     assert (method, path, shown["lease"]) == ("POST", "/policy/receipt", "x")
-    assert "static serves again. cannot be told" in shown["lines"][-1][0]
+    assert "static serves again. too few pairs to tell" in shown["lines"][-1][0]
 
 
 def test_a_server_that_started_again_ends_it() -> None:
@@ -264,7 +345,7 @@ def test_what_the_server_no_longer_keeps_ends_it() -> None:
     scripted.lease = "x"
     found = scripted.measure(3, 0.01, None, Console(quiet=True))
     assert found["ended"].startswith("4 requests ended between two looks")
-    assert (found["done"], found["verdict"]) == (0, UNKNOWN)
+    assert (found["done"], found["verdict"]) == (0, TOO_FEW)
 
 
 def test_without_traffic_it_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +355,7 @@ def test_without_traffic_it_says_so_and_ends(monkeypatch: pytest.MonkeyPatch) ->
     def answer(method: str, path: str, body: Any) -> Any:
         if method == "PUT":
             serves[0] = body["policy"]
-            return {"policy": body["policy"], "lease": "x", "now": float(next(now))}
+            return lent(body["policy"], float(next(now)))
         return served(serves[0], float(next(now)))
 
     console = Console(record=True, file=StringIO())
@@ -297,5 +378,23 @@ def test_the_receipt_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     text = console.export_text()
     assert len(text.splitlines()) <= 24
     assert max(map(len, text.splitlines())) <= 80
-    for word in ("-10.0 (-15.0 to -5.0) held", "take B (A dynamic, B dynamic+sjf)", "00000003", "TTFT mean"):
+    for word in ("-10 (-15 to -5.0) held", "take B (A dynamic, B dynamic+sjf)", "00000003", "TTFT mean"):
         assert word in text
+
+
+@pytest.mark.parametrize(("whole", "failed", "told"), [(True, 0, True), (False, 0, False), (True, 3, False)])
+def test_refused_requests_are_not_predicted(whole: bool, failed: int, told: bool) -> None:
+    lane = {"measured": False, "whole": True, "records": [
+        {"t": i + 0.0, "seconds": 1.0, "repeat": 1, "left": [{"id": str(i)}], "members": []} for i in range(20)
+    ]}  # fmt: skip
+    answer = {
+        "lanes": [{"policy": ARMS[0], **lane}, {"policy": ARMS[1], **lane, "whole": whole}],
+        "requests": [{"t": i + 0.0, "output_tokens": 1} for i in range(20)],
+        "error": {"latency_mean_s": 0.0},
+    }
+    scripted = Scripted(lambda *asked: answer)
+    scripted.serves = ARMS[0]
+    scripted.requests = {str(i): Request(str(i), 0.0, None, 1.0, 1, failed=i < failed) for i in range(100)}
+    with contextlib.nullcontext() if told else pytest.raises(switch.Ended, match="refused"):
+        assert scripted.predict()["E2E mean"]["change"] == 0
+    assert scripted.asked[0][2]["policies"] == [ARMS[1]]  # the other one serves, with its options
