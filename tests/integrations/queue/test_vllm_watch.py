@@ -16,6 +16,7 @@ import pytest
 from werkzeug.serving import make_server
 
 from client import switch
+from client.report import receipt
 from config import Config
 from integrations.queue import watch
 from integrations.queue.watch import Watch
@@ -265,6 +266,7 @@ def test_an_experiment_in_vllm_ends_with_a_receipt(
         thread.start()
         serve(lambda: get(shown, "/served").get("next", 0) > 200)
         command = [f"127.0.0.1:{server.port}", "dynamic", "dynamic+sjf", "--yes", "--window", "1", "--minutes", "0.1"]
+        monkeypatch.setattr(receipt, "TELLING", 3)  # though they tell nothing
         with in_background(lambda: switch.main(command)) as codes:
             serve(lambda: codes)
         server.shutdown()
