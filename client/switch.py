@@ -195,9 +195,10 @@ def run(args: Values, console: Console) -> int:
     seconds = args.window or usual
     planned = int(args.minutes * 60 / (2 * seconds))
     if planned < receipt.TELLING:
-        least = math.ceil(receipt.TELLING * 2 * seconds / 6) / 10
-        text = f"{args.minutes:g} min have {planned} pairs of windows of {seconds:.0f} s, and {receipt.TELLING} are the fewest that can tell"
-        raise UsageError(f"{text}. Use --minutes {least:g}, or a shorter --window")
+        raise UsageError(
+            f"{args.minutes:g} min have {planned} pairs of windows of {seconds:.0f} s, and {receipt.TELLING} are the fewest that "
+            f"can tell. Use --minutes {math.ceil(receipt.TELLING * 2 * seconds / 6) / 10:g}, or a shorter --window"
+        )
     try:
         before = switch.predict()
         for name, change in before.items():

@@ -5,9 +5,9 @@ simulator's clock is judged by the same code as one on a server.
 
 Each pair of windows has both policies, in an order that was drawn. If they do not differ, drawing the other order would have
 exchanged the two sides of the pair and nothing else, whatever the load did: neither a drift nor a burst can look like an
-effect. The interval needs no more than that. Each figure is over all requests of a side, and its interval is made of the ratios
-of the same figure over subsets of the pairs: the true ratio lies between any two neighbors of them with the same probability
-(Hartigan, "Using subsample values as typical values", 1969), exactly if both sides of each pair have as many requests.
+effect. Figures are over all requests of a side, and intervals are made of the ratios of the same figure over subsets of the
+pairs: the true ratio lies between any two neighbors of them with the same probability, exactly so if the sides of a pair have as
+many requests (Hartigan, "Using subsample values as typical values", 1969).
 """
 
 from __future__ import annotations
@@ -157,14 +157,12 @@ def pooled_p99(pairs: Sequence[Pair], now: float) -> Values:
     """Return the 99th percentile of latency over all requests of the pairs that are chosen, to one of the EDGES."""
     times = [[np.array([latency(one, now) for one in side]) for side in pair] for pair in pairs]
     edges = [np.quantile(np.concatenate(side), EDGES, method="higher") for side in zip(*times)]
-    beyond = np.array([[[*(t[:, None] > e).sum(0), len(t)] for t, e in zip(pair, edges)] for pair in times], float)
-
-    def values(chosen: np.ndarray) -> np.ndarray:
-        counts = np.tensordot(chosen, beyond, 1)
-        places = (counts[..., :-1] <= 0.01 * counts[..., -1:]).argmax(-1)
-        return np.column_stack([e[place] for e, place in zip(edges, places.T)])
-
-    return values
+    beyond = [
+        [(t[:, None] > e).sum(0) - 0.01 * len(t) for t, e in zip(pair, edges)] for pair in times
+    ]  # less what may be
+    return lambda chosen: np.column_stack(
+        [e[place] for e, place in zip(edges, (np.tensordot(chosen, beyond, 1) < 1e-6).argmax(-1).T)]
+    )
 
 
 def change(values: Values, count: int, alpha: float) -> dict[str, Any]:
@@ -209,10 +207,9 @@ def by_client(pairs: Sequence[Pair], goal: Figure, now: float, alpha: float) -> 
     for name, requests in clients:
         both = [([one for one in a if one.client == name], [one for one in b if one.client == name]) for a, b in pairs]
         own = [pair for pair in both if all(pair)]
-        figures = [pooled(own, figure, now) for figure in (goal, OTHERS[FAILED])]
-        found, failed = (change(values, len(own), alpha / len(clients)) for values in figures)
-        result = result_of(found, failed, "won", "lost")
-        rows.append({"client": name, "requests": requests, **found, "result": result})
+        values = [pooled(own, figure, now) for figure in (goal, OTHERS[FAILED])]
+        found, failed = (change(of, len(own), alpha / len(clients)) for of in values)
+        rows.append({"client": name, "requests": requests, **found, "result": result_of(found, failed, "won", "lost")})
     return rows
 
 
@@ -308,8 +305,6 @@ def lines_of(found: Mapping[str, Any]) -> list[list[str]]:
     ]
     named = [*found["figures"].items(), *((one["client"] or "(no name)", one) for one in found["clients"])]
     for name, one in named if found["pairs"] else ():
-        if name == FAILED and not one["a"] + one["b"]:
-            continue
         held = {True: " held", False: " missed", None: ""}[one.get("held")]
         last = shown(one["predicted"]) + held if "predicted" in one else one.get("result", "")
         sides = [f"{one[side]:.3g}".replace("nan", "-") for side in "ab"]

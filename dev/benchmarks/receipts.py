@@ -177,7 +177,7 @@ def summary(case: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     wrong = (
         {receipt.TAKE_B if CASES[case].get("effect", 0) > 0 else receipt.KEEP_A} if CASES[case].get("effect") else set()
     )
-    goodput = [one["figures"]["goodput"] for one in found]
+    goodput, p99 = ([one["figures"][name] for one in found] for name in ("goodput", receipt.P99))
     held, held_goodput = ([one["held"] for one in each if one.get("held") is not None] for each in (goals, goodput))
     return {
         "runs": len(found), "verdicts": dict(Counter(one["verdict"] for one in found)), "enough": len(enough),
@@ -185,6 +185,7 @@ def summary(case: str, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "pairs": float(np.mean([one["done"] for one in found])), "change": float(np.median([goal["change"] for goal in goals])),
         "held": sum(held) if held else None,
         "goodput_differs": sum(one["low"] > 0 or one["high"] < 0 for one in goodput),
+        "p99_differs": sum(one["low"] > 0 or one["high"] < 0 for one in p99),
         "goodput_held": sum(held_goodput) if held_goodput else None,
     }  # fmt: skip
 
