@@ -187,17 +187,15 @@ def change(values: Values, count: int, alpha: float) -> dict[str, Any]:
 
 
 def result_of(times: dict[str, Any], failed: dict[str, Any], better: str, worse: str) -> str:
-    """Return what the interval of a time says: B is better, worse, or neither.
+    """Return whether B is better, worse, or neither, by the interval of a time and that of the share of failed requests.
 
-    A failed request may have waited for nothing. So a side with more of them does not win by its times; their share decides.
+    A failed request may have waited for nothing. So the side that fails more does not win by its times, and loses by that share.
     """
     if not times["enough"]:
         return TOO_FEW
-    result = better if times["high"] < 0 else worse if times["low"] > 0 else SAME
+    by_times, by_failed = (better if of["high"] < 0 else worse if of["low"] > 0 else SAME for of in (times, failed))
     more = failed["b"] - failed["a"]
-    if result == (better if more > 0 else worse) and abs(more) > MOST_FAILED:
-        result = worse if failed["low"] > 0 else better if failed["high"] < 0 else SAME
-    return result
+    return by_failed if abs(more) > MOST_FAILED and by_times != (worse if more > 0 else better) else by_times
 
 
 def by_client(pairs: Sequence[Pair], goal: Figure, now: float, alpha: float) -> list[dict[str, Any]]:
