@@ -19,7 +19,7 @@ FEWEST, FEW = 3, 20  # whole answers: fewer are refused; fewer make the interval
 SLACK = 1e-4  # seconds by which rounded times may contradict each other
 SILENCE, BURSTS = 20, 12  # times as long as the median, and as the mean
 BUSY, MOST = 8, 0.7  # times as many prompt tokens in as long a time; part of the requests that ever run at once
-AT_ONCE = 0.002  # seconds between requests whose order is not known; after three times as long an idle server has begun
+AT_ONCE = 0.003  # seconds between two requests whose order is not known; after twice as long an idle server has begun
 SLOWEST = 5.0  # seconds per token at the median: more are milliseconds
 
 
@@ -60,10 +60,11 @@ def _begun(ran: Sequence[Request]) -> list[Request]:
     Those whose first token came half a step later than that of the others, or more, had missed the step of these.
     """
     sent, first, pace = np.array([(r.sent, r.first, (r.last - r.first) / max(1, r.output - 1)) for r in ran]).T
-    heads = sent[np.searchsorted(sent, sent - AT_ONCE)]
+    begins = np.diff(sent, prepend=-math.inf) > AT_ONCE
+    heads = sent[begins][np.cumsum(begins) - 1]
     soonest = np.array([np.fmin.reduce(first[heads == head]) for head in heads])
     late = np.isfinite(soonest) & ~(first <= soonest + np.nanmedian(pace) / 2)
-    moved = heads + 3 * AT_ONCE * late
+    moved = heads + 2 * AT_ONCE * late
     return [ran[i]._replace(sent=float(moved[i])) for i in np.lexsort((first, moved))]
 
 

@@ -65,7 +65,7 @@ def test_streams_give_the_times_of_their_chunks(name: str) -> None:
 
 def test_first_tokens_tell_in_which_order_a_server_saw_the_burst_of_a_probe() -> None:
     firsts = [0.9, 0.2, 0.22, 0.9, math.nan]  # a step takes 50 ms
-    burst = [Request(0.0004 * i, 10 + i, 3, first, first + 0.1, str(i)) for i, first in enumerate(firsts)]
+    burst = [Request(0.0025 * i, 10 + i, 3, first, first + 0.1, str(i)) for i, first in enumerate(firsts)]
     alone = Request(2.0, 99, 3, 2.1, 2.2, "alone")
     log = checked([*burst, alone], designed=True)
     assert log.prompt.tolist() == [11, 12, 10, 13, 14, 99]
