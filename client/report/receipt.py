@@ -16,6 +16,7 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -165,17 +166,21 @@ def pooled_p99(pairs: Sequence[Pair], now: float) -> Values:
     )
 
 
+@lru_cache(maxsize=1)
+def subsets_of(count: int) -> np.ndarray:
+    """Return subsets of so many pairs as rows of ones and zeros: all but the empty one, or many that are always the same."""
+    if count <= ENUMERATED:
+        return np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1
+    subsets = np.random.default_rng(0).integers(0, 2, (DRAWN, count), np.int8)  # a receipt can be repeated
+    return subsets[subsets.any(1)]
+
+
 def change(values: Values, count: int, alpha: float) -> dict[str, Any]:
     """Return a figure of A and of B over so many pairs, and its change from A to B with an interval, as shares of A.
 
     The interval of too few pairs is not `enough` and has no end.
     """
-    if count <= ENUMERATED:
-        subsets = np.arange(1, 1 << count)[:, None] >> np.arange(count) & 1
-    else:
-        rng = np.random.default_rng(0)  # always the same: a receipt can be repeated
-        subsets = rng.integers(0, 2, (DRAWN, count), np.int8)
-        subsets = subsets[subsets.any(1)]
+    subsets = subsets_of(count)
     low, high, outside = 0.0, math.inf, int(alpha / 2 * (len(subsets) + 1))
     a, b = map(float, values(np.ones((1, count)))[0]) if count else (math.nan, math.nan)
     if outside:
