@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from api.schemas.scheduling_hints import names_in
+from scheduling.latest import Latest
 
 # About one match per token of English text with a vocabulary of 32,000 to 150,000 tokens.
 PIECE = re.compile(r"[^\W\d_]{1,7}|\d{1,3}|[^\w\s]|_|\n+")
@@ -126,7 +126,7 @@ class Means:
     """A running mean for each of the latest 64 models, such as of the tokens that a prompt has beyond its text."""
 
     def __init__(self) -> None:
-        self._means: OrderedDict[str, float] = OrderedDict()
+        self._means = Latest[str, float](64)
 
     def of(self, model: str) -> float:
         """Return the mean of a model, 0 before anything is known of it."""
@@ -134,10 +134,8 @@ class Means:
 
     def learn(self, model: str, value: float) -> None:
         """Note the value of one more answer of a model."""
-        mean = self._means.pop(model, value)
+        mean = self._means.get(model, value)
         self._means[model] = mean + 0.1 * (value - mean)
-        if len(self._means) > 64:
-            self._means.popitem(last=False)
 
 
 class Allowance:
@@ -145,7 +143,7 @@ class Allowance:
 
     def __init__(self, per_minute: float, clock: Callable[[], float]) -> None:
         self._rate, self._most, self._clock = per_minute / 60, per_minute, clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # tokens, and when
+        self._left = Latest[str, tuple[float, float]](10_000)  # tokens, and when
 
     def _now(self, client: str) -> float:
         tokens, at = self._left.get(client, (self._most, 0.0))
@@ -159,6 +157,3 @@ class Allowance:
         """Take tokens from a client; what it owes delays its next request."""
         if self._rate:
             self._left[client] = self._now(client) - tokens, self._clock()
-            self._left.move_to_end(client)
-            if len(self._left) > 10_000:
-                self._left.popitem(last=False)
