@@ -1,6 +1,6 @@
 """`./server.sh doctor`: one line for each requirement of the server on this machine, with a remedy for what is missing.
 
-The checks change nothing and download no model. This module may import every package but the composition root.
+The checks change nothing and download no model.
 """
 
 from __future__ import annotations

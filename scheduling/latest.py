@@ -1,4 +1,4 @@
-"""What was set latest under some names: clients that name a new one with each request must not fill the memory."""
+"""A dict that forgets its oldest entries, so that clients cannot fill the memory by sending ever new names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KEPT = 4096
 
 
 class Latest(OrderedDict[K, V]):
-    """The last `most` entries that were set, the longest ago first."""
+    """A dict of the `most` entries that were set last, the oldest first."""
 
     def __init__(self, most: int = KEPT) -> None:
         super().__init__()

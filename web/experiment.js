@@ -1,5 +1,5 @@
-// A running experiment of ./eb switch: its windows on an axis of time, each in the color of the policy that served, and at its end
-// the receipt as the command has written it. Nothing is computed here. What is shown is what this page has seen.
+// A running experiment of ./eb switch: its windows on a time axis, each in the color of the policy that served, and at the end
+// the receipt as the command wrote it. The page computes nothing, and shows only the windows that it has seen itself.
 "use strict";
 (function (root) {
   const EB = (root.EB = root.EB || {});
